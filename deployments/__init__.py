@@ -1,0 +1,1 @@
+"""What flows run on: a Prefect server on this machine."""

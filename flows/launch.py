@@ -1,0 +1,58 @@
+"""Starts the train flow from the command line: finds or starts a Prefect server, and turns the outcome into words."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from typing import Any, cast
+
+from prefect.client.schemas.objects import State
+from prefect.logging.handlers import APILogHandler
+from rich.console import Console
+
+from deployments.local import prefect_api
+from flows.train import train
+from gyre_core.config import GyreConfig
+from gyre_core.monitor.progress import summary_table
+from gyre_core.training.run_folder import RunFolder
+
+FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130
+
+
+def run_training(config: GyreConfig, *, resume: bool, run_id: str | None, keep_server: bool) -> int:
+    """Train on the configured Prefect API, or on a local server; returns the process's exit code.
+
+    0: completed, 1: failed or stopped by an alarm, 2: the user's mistake, 130: interrupted.
+    """
+    _log_plainly()
+    with prefect_api(keep_server) as api_url:
+        print(f"Prefect UI: {api_url.removesuffix('/api')}", flush=True)
+        state, result = asyncio.run(_train(config, run_id, resume))
+        # The last log lines travel in the background, and the server may end with this block.
+        APILogHandler.flush()
+    if state.is_completed():
+        folder = RunFolder.find(str(result), config.experiment.output)
+        Console().print(summary_table(folder.summary()))
+        print(f"run folder: {folder.path}")
+        return 0
+    if state.is_cancelled():
+        print(state.message, file=sys.stderr)
+        return INTERRUPTED
+    print(result, file=sys.stderr)
+    return USER_ERROR if isinstance(result, ValueError) else FAILED
+
+
+async def _train(config: GyreConfig, run_id: str | None, resume: bool) -> tuple[State[Any], object]:
+    """The final state of the train flow, and its result or its error."""
+    state: State[Any] = await cast(Any, train)(config, run_id=run_id, resume=resume, return_state=True)
+    return state, await state.aresult(raise_on_failure=False)
+
+
+def _log_plainly() -> None:
+    """Show Gyre's own messages and Prefect's warnings; its lines about every task belong in its UI."""
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    core = logging.getLogger("gyre_core")
+    core.setLevel(logging.INFO)
+    core.addHandler(APILogHandler())

@@ -1,0 +1,201 @@
+"""A whole training run as one flow: steps that overlap by at most `max_lag`, evaluations, an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import prefect.runtime.flow_run
+from prefect import flow, tags
+from prefect.client.schemas.objects import State
+from prefect.states import Cancelled
+
+from flows.artifacts import RunArtifacts
+from flows.evaluate import evaluate
+from flows.rl_step import rl_step
+from gyre_core.config import GyreConfig
+from gyre_core.config.runnable import refuse_unbuilt
+from gyre_core.monitor.progress import ProgressDisplay
+from gyre_core.training.build import open_run
+from gyre_core.training.ending import export_policy, write_run_summary
+from gyre_core.training.run import RunFailedError, RunStoppedError, TrainingRun
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT = 60.0
+"""Seconds for which a flow is opened again while the Prefect server refuses connections."""
+
+
+def _flow_run_name() -> str:
+    return f"train-{prefect.runtime.flow_run.parameters['config'].experiment.name}"
+
+
+@flow(flow_run_name=_flow_run_name, persist_result=False)
+async def train(config: GyreConfig, run_id: str | None = None, resume: bool = False) -> str | State[None]:
+    """Train a policy as configured; returns the run's key, NAME/RUN_ID.
+
+    `run_id` names the run beside its experiment (default: made from the time); `resume` goes on from the newest
+    checkpoint of that run (default: the newest of the name). A run that is interrupted, stopped by an alarm, or
+    fails in a step for good leaves a checkpoint to resume from; the last two raise.
+    """
+    refuse_unbuilt(config)
+    run = await open_run(config, run_id=run_id, resume=resume)
+    try:
+        with tags(run.key, *config.experiment.tags):
+            return await _Training(run).train()
+    finally:
+        await run.close()
+
+
+class _Training:
+    """The course of one run, from the evaluation before its first step to the export after its last."""
+
+    def __init__(self, run: TrainingRun) -> None:
+        self._run = run
+        self._total = run.config.experiment.steps
+        self._artifacts = RunArtifacts(run)
+        self._step = rl_step.with_options(retries=run.config.experiment.step_retries)
+        self._places = asyncio.Semaphore(1 + run.config.rollout.max_lag)
+        self._progress = ProgressDisplay(self._total, run.step)
+        self._interrupted = False
+        self._stopped_by: str | None = None
+
+    async def train(self) -> str | State[None]:
+        """Take the steps, as far as they go, and leave the run complete or resumable."""
+        run = self._run
+        write_run_summary(run, "running")
+        try:
+            with self._progress, self._finishing_on_interrupt():
+                await self._evaluate(run.step)
+                await self._take_steps()
+            await run.save()
+            if run.step < self._total:
+                return self._end_early()
+            await self._evaluate(run.step)
+            await export_policy(run)
+            write_run_summary(run, "completed")
+            await self._artifacts.update()
+        except RunStoppedError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever ends the run, its state is kept first
+            cause = _first_cause(error)
+            await asyncio.shield(self._keep_what_is_done(cause))
+            if isinstance(cause, Exception):
+                raise RunFailedError(f"after step {run.step}: {type(cause).__name__}: {cause}") from cause
+            raise cause from None
+        return run.key
+
+    async def _take_steps(self) -> None:
+        async with asyncio.TaskGroup() as open_steps:
+            for step in range(self._run.step + 1, self._total + 1):
+                await self._places.acquire()
+                if self._interrupted or self._stopped_by:
+                    break
+                open_steps.create_task(self._take_step(step), name=f"step-{step:06d}")
+
+    async def _take_step(self, step: int) -> None:
+        """One step with its retries, and what follows it; the steps behind it go on in any case but a raised one."""
+        run = self._run
+        try:
+            await _opening(lambda: self._step(run.key, step))
+        except Exception as error:
+            await run.abandon(step)
+            if run.fatal is not None or run.config.experiment.on_step_failure == "stop":
+                raise
+            logger.error("step %d failed for good and is skipped: %s", step, error)
+            run.skip(step)
+        await run.turns.release(step)
+        await run.reports.wait(step)
+        await self._follow_up(step)
+        await run.reports.release(step)
+        self._places.release()
+
+    async def _follow_up(self, step: int) -> None:
+        run = self._run
+        config = run.config
+        if step in run.results:
+            alarms = run.report(step)
+            self._progress.update(step, run.results[step].metrics)
+            if alarms and config.health.action == "stop":
+                self._stopped_by = f"alarm {alarms[0].name} at step {step}: {alarms[0].sentence}"
+        if config.evaluation.every and step % config.evaluation.every == 0 and step < self._total:
+            await self._evaluate(step)
+        if step % config.monitor.artifact_every == 0:
+            await self._artifacts.update()
+            write_run_summary(run, "running")
+
+    async def _evaluate(self, step: int) -> None:
+        """Evaluate in a flow of its own; one that fails is logged and leaves the training alone."""
+        if not self._run.evaluator.prompts:
+            return
+        try:
+            await _opening(lambda: evaluate(self._run.key, step))
+        except Exception:
+            logger.exception("the evaluation after step %d failed; training goes on", step)
+
+    def _end_early(self) -> State[None]:
+        if self._stopped_by is not None:
+            error = RunStoppedError(f"{self._stopped_by}; go on with --resume")
+            write_run_summary(self._run, "stopped", error)
+            raise error
+        write_run_summary(self._run, "interrupted")
+        return Cancelled(message=f"interrupted after step {self._run.step}; go on with --resume")
+
+    async def _keep_what_is_done(self, error: BaseException) -> None:
+        """Go back to the state after the last committed step, and save it."""
+        run = self._run
+        write_run_summary(run, "failed" if isinstance(error, Exception) else "interrupted", error)
+        try:
+            for step in list(run.open_steps):
+                await run.abandon(step)
+            await run.save()
+        except Exception:
+            # What ended the run matters more than that its last steps could not be kept; both are told.
+            logger.exception("the state after step %d could not be saved; an earlier checkpoint stands", run.step)
+
+    @contextmanager
+    def _finishing_on_interrupt(self) -> Generator[None]:
+        """Make the first interrupt (Ctrl-C) end the run after its open steps; a second one ends it at once."""
+        loop = asyncio.get_running_loop()
+
+        def interrupt() -> None:
+            self._interrupted = True
+            loop.remove_signal_handler(signal.SIGINT)
+            self._progress.print("interrupted: finishing the open steps, then saving; Ctrl-C again ends at once")
+
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+
+async def _opening(call: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    """Run a subflow; while the Prefect server refuses connections, open it again.
+
+    A client that never connected does not retry by itself. Steps and evaluations that were done before answer at
+    once, so that calling them again is safe.
+    """
+    deadline = time.monotonic() + CONNECT_TIMEOUT
+    while True:
+        try:
+            await call()
+            return
+        except httpx.ConnectError:
+            if time.monotonic() > deadline:
+                raise
+            logger.warning("the Prefect server refuses connections; trying again")
+            await asyncio.sleep(1.0)
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """The first error of a group of tasks that failed together, or the error itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

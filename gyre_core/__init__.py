@@ -1,0 +1,1 @@
+"""Gyre's core: a plain library that knows no Prefect."""

@@ -1,0 +1,1 @@
+"""The algorithms as pure functions: advantages from rewards, losses from log-probabilities."""

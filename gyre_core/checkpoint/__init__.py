@@ -1,0 +1,1 @@
+"""Checkpoints: what an exact resume needs, written whole or not at all."""

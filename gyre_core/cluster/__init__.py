@@ -1,0 +1,1 @@
+"""How the owner and its workers find and divide the work, through storage alone."""

@@ -1,0 +1,168 @@
+"""Combinations of settings that cannot work, although each setting is valid by itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gyre_core.config.schema import GyreConfig
+
+USER_INFORMATION = re.compile(r"(?<=://)[^/@]*@")
+"""The part of a URL that may hold a user name and a password."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """An impossible combination: the `key` to change (`section.field`), one sentence with the remedy, and the
+    `others` that take part."""
+
+    key: str
+    message: str
+    others: tuple[str, ...] = ()
+
+
+class ConflictError(ValueError):
+    """Raised by the schema for impossible combinations; `conflicts` holds all of them."""
+
+    def __init__(self, conflicts: Iterable[Conflict]) -> None:
+        self.conflicts = tuple(conflicts)
+        super().__init__("\n".join(f"{conflict.key}: {conflict.message}" for conflict in self.conflicts))
+
+
+def find_conflicts(config: GyreConfig) -> list[Conflict]:
+    """Every impossible combination in a configuration whose fields are each valid."""
+    return [conflict for check in _CHECKS for conflict in check(config)]
+
+
+def _sampling(config: GyreConfig) -> Iterator[Conflict]:
+    rollout = config.rollout
+    if config.experiment.algorithm == "grpo" and rollout.samples_per_prompt == 1:
+        yield Conflict(
+            "rollout.samples_per_prompt",
+            "GRPO compares the completions of a prompt with each other, and 1 has nothing to be compared with; "
+            "set it to 2 or more.",
+            ("experiment.algorithm",),
+        )
+    if rollout.temperature == 0:
+        yield Conflict(
+            "rollout.temperature",
+            "at temperature 0 all completions of a prompt are equal, whatever top_p and top_k say, and nothing is "
+            "learnt; set it above 0 (evaluation samples greedily by itself).",
+            ("rollout.top_p", "rollout.top_k"),
+        )
+
+
+def _workers(config: GyreConfig) -> Iterator[Conflict]:
+    rollout = config.rollout
+    low, count, high = rollout.min_worker, rollout.worker_count, rollout.max_worker
+    if low > high:
+        yield Conflict(
+            "rollout.min_worker",
+            f"min_worker {low} exceeds max_worker {high}; lower the one or raise the other.",
+            ("rollout.max_worker",),
+        )
+    elif not low <= count <= high:
+        yield Conflict(
+            "rollout.worker_count",
+            f"worker_count {count} lies outside min_worker {low} to max_worker {high}; set it within, or widen them.",
+            ("rollout.min_worker", "rollout.max_worker"),
+        )
+    if config.elastic.enabled and rollout.launcher != "pool":
+        yield Conflict(
+            "rollout.launcher",
+            f"elastic.enabled scales the workers of the pool, and launcher {rollout.launcher} has none; "
+            "set launcher to pool, or elastic.enabled to false.",
+            ("elastic.enabled",),
+        )
+
+
+def _thresholds(config: GyreConfig) -> Iterator[Conflict]:
+    low, high = config.elastic.pool_low_threshold, config.elastic.pool_high_threshold
+    if low >= high:
+        yield Conflict(
+            "elastic.pool_low_threshold",
+            f"pool_low_threshold {low:g} must be below pool_high_threshold {high:g}; lower the one or raise the other.",
+            ("elastic.pool_high_threshold",),
+        )
+
+
+def _lag(config: GyreConfig) -> Iterator[Conflict]:
+    rollout, experience = config.rollout, config.experience
+    if rollout.max_lag == 0 and rollout.quota < 1:
+        yield Conflict(
+            "rollout.quota",
+            f"at max_lag 0 a step trains on its own samples alone, so that stragglers beyond quota {rollout.quota:g} "
+            "would be lost; set quota to 1, or max_lag to 1 or more.",
+            ("rollout.max_lag",),
+        )
+    if experience.clock == "steps" and rollout.max_lag * experience.step_seconds >= experience.time_window:
+        yield Conflict(
+            "experience.time_window",
+            f"samples may be max_lag {rollout.max_lag} x step_seconds {experience.step_seconds:g} s old when they are "
+            f"drawn, and time_window {experience.time_window:g} s drops them first; raise time_window, or lower "
+            "max_lag or step_seconds.",
+            ("rollout.max_lag", "experience.step_seconds"),
+        )
+
+
+def _sizes(config: GyreConfig) -> Iterator[Conflict]:
+    rollout, learning = config.rollout, config.learning
+    if learning.update_steps > rollout.batch_size:
+        yield Conflict(
+            "learning.update_steps",
+            f"{learning.update_steps} updates a step cannot share rollout.batch_size {rollout.batch_size} prompts, "
+            f"as each needs one at least; set it to {rollout.batch_size} or less, or raise batch_size.",
+            ("rollout.batch_size",),
+        )
+    samples = rollout.batch_size * rollout.samples_per_prompt
+    if config.experience.buffer_size < samples:
+        yield Conflict(
+            "experience.buffer_size",
+            f"the pool holds {config.experience.buffer_size} samples and a step makes {samples} "
+            f"(batch_size {rollout.batch_size} x samples_per_prompt {rollout.samples_per_prompt}); "
+            f"set it to {samples} or more.",
+            ("rollout.batch_size", "rollout.samples_per_prompt"),
+        )
+    if learning.warmup_steps > config.experiment.steps:
+        yield Conflict(
+            "learning.warmup_steps",
+            f"the warm-up of {learning.warmup_steps} steps is longer than the run of experiment.steps "
+            f"{config.experiment.steps}, so that lr is never reached; shorten it, or lengthen the run.",
+            ("experiment.steps",),
+        )
+
+
+def _rewards(config: GyreConfig) -> Iterator[Conflict]:
+    paths = [function.path for function in config.reward.functions]
+    if not paths and config.models.reward is None:
+        yield Conflict(
+            "reward.functions",
+            "there is neither a reward function nor models.reward; name one, such as {path: exact_match}.",
+        )
+    for path in sorted({path for path in paths if paths.count(path) > 1}):
+        yield Conflict(
+            "reward.functions", f"{path} is listed more than once; list it once, with the sum of its weights."
+        )
+
+
+def _storage(config: GyreConfig) -> Iterator[Conflict]:
+    if config.storage.url is not None and USER_INFORMATION.search(config.storage.url):
+        yield Conflict(
+            "storage.url",
+            "a URL with a user name or password would be written to the run folder; leave them out and set them in "
+            "the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY).",
+        )
+
+
+_CHECKS: tuple[Callable[[GyreConfig], Iterator[Conflict]], ...] = (
+    _sampling,
+    _workers,
+    _thresholds,
+    _lag,
+    _sizes,
+    _rewards,
+    _storage,
+)

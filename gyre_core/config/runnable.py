@@ -1,0 +1,38 @@
+"""What the schema knows and this version does not run yet: refused by name before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gyre_core.config.errors import ConfigError, Problem
+from gyre_core.config.schema import GyreConfig
+
+
+def refuse_unbuilt(config: GyreConfig) -> None:
+    """Raise one ConfigError that names every setting which asks for a part that is not built yet."""
+    problems = [
+        Problem("", key, f"`{value}` is not built yet; {remedy}.") for key, value, remedy in _unbuilt_settings(config)
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _unbuilt_settings(config: GyreConfig) -> Iterator[tuple[str, str, str]]:
+    """Key, value and remedy of each setting that cannot run."""
+    if config.experiment.algorithm == "ppo":
+        yield "experiment.algorithm", "ppo", "set it to grpo"
+    if config.models.reward is not None:
+        yield "models.reward", config.models.reward, "leave it out and name reward functions in reward.functions"
+    if config.rollout.engine == "vllm":
+        yield "rollout.engine", "vllm", "set it to transformers"
+    if config.rollout.launcher != "inline":
+        yield "rollout.launcher", config.rollout.launcher, "set it to inline, which generates in the train process"
+    if config.elastic.enabled:
+        yield "elastic.enabled", "true", "set it to false"
+    if config.checkpoint.incremental:
+        yield "checkpoint.incremental", "true", "set it to false, which writes full checkpoints"
+    if config.checkpoint.dual_write:
+        yield "checkpoint.dual_write", "true", "set it to false, which writes to one store"
+    url = config.storage.url
+    if url is not None and "://" in url and not url.startswith("file://"):
+        yield "storage.url", url, "give a local folder, or leave it out to have the run folder"

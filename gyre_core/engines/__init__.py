@@ -1,0 +1,1 @@
+"""Inference engines: what generates completions with a loaded policy version."""

@@ -1,0 +1,1 @@
+"""The learner: lays groups out as micro-batches, accumulates the gradient and moves the weights."""

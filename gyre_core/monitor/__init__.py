@@ -1,0 +1,1 @@
+"""Watching a run: metrics, alarms, sample completions, reports and the progress line."""

@@ -1,0 +1,167 @@
+"""The metrics of a run on disk: `metrics.jsonl` and TensorBoard events, one entry a step.
+
+A line of `metrics.jsonl` is one flat JSON object: `step`, `time` (seconds since 1970) and the step's metrics by
+their names. A line counts once its newline is there, and it is durable when `write` returns. So a process that is
+killed leaves at most a torn last line, which readers pass over and the next writer removes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gyre_core.monitor.names import find_metric
+from gyre_core.storage import open_storage
+
+METRICS_FILE = "metrics.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """The metrics of one step, by name; one that was not finite is NaN."""
+
+    step: int
+    time: float
+    """Seconds since 1970 of the first write for this step."""
+    metrics: Mapping[str, float]
+
+
+class MetricsWriter:
+    """Appends the metrics of a run's steps to `folder`/metrics.jsonl and to TensorBoard.
+
+    Opening an existing folder goes on after its last whole line. A resumed run calls `truncate_after` with the step
+    of its checkpoint first.
+    """
+
+    def __init__(self, folder: Path, *, tensorboard: bool) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / METRICS_FILE
+        _remove_torn_line(self._path)
+        self._last_step = max((row.step for row in read_metrics(folder)), default=-1)
+        self._tensorboard = _TensorBoard(folder / TENSORBOARD_FOLDER) if tensorboard else None
+
+    def write(self, step: int, metrics: Mapping[str, float], now: float) -> None:
+        """Log the metrics of a step at the time `now` (seconds since 1970).
+
+        What is written for a step again joins its line: a retried step replaces its own values, an evaluation that
+        ends later adds its. A value that is not finite becomes null and is counted in `health/non_finite`. Raises
+        ValueError for a name that is not registered.
+        """
+        for name in metrics:
+            find_metric(name)
+        if step > self._last_step:
+            row = StepMetrics(step, now, dict(metrics))
+            _append(self._path, _to_line(row))
+            self._last_step = step
+            known: Mapping[str, float] = {}
+        else:
+            known = self._merge(step, metrics, now)
+        if self._tensorboard is not None:
+            self._tensorboard.write(step, {name: metrics[name] for name in metrics if name not in known}, now)
+
+    def truncate_after(self, step: int) -> int:
+        """Remove all that was logged for later steps; returns the number of lines removed."""
+        rows = read_metrics(self._path.parent)
+        kept = [row for row in rows if row.step <= step]
+        if len(kept) < len(rows):
+            self._replace(kept)
+        if self._tensorboard is not None:
+            self._tensorboard.purge_from(step + 1)
+        self._last_step = max((row.step for row in kept), default=-1)
+        return len(rows) - len(kept)
+
+    def close(self) -> None:
+        """End the TensorBoard file; metrics.jsonl needs no closing."""
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+    def _merge(self, step: int, metrics: Mapping[str, float], now: float) -> Mapping[str, float]:
+        """Join `metrics` to the line of a step that is not the newest; returns the values it had."""
+        rows = {row.step: row for row in read_metrics(self._path.parent)}
+        earlier = rows.get(step, StepMetrics(step, now, {}))
+        rows[step] = StepMetrics(step, earlier.time, {**earlier.metrics, **metrics})
+        self._replace([rows[number] for number in sorted(rows)])
+        return earlier.metrics
+
+    def _replace(self, rows: Iterable[StepMetrics]) -> None:
+        data = b"".join(_to_line(row) for row in rows)
+        open_storage(self._path.parent).replace(self._path.name, data)
+
+
+def read_metrics(folder: Path) -> list[StepMetrics]:
+    """The metrics of the run in `folder`, in order of steps; empty when none were written.
+
+    A last line without a newline is a write in progress, or was one, and is passed over. Raises ValueError, with
+    file and line, for any other line that is not a step's JSON object.
+    """
+    path = folder / METRICS_FILE
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [_from_line(line, path, number) for number, line in enumerate(lines, start=1)]
+
+
+def non_finite_names(metrics: Mapping[str, float]) -> list[str]:
+    """Names of the metrics that are NaN or infinite, sorted."""
+    return sorted(name for name, value in metrics.items() if not math.isfinite(value))
+
+
+def _to_line(row: StepMetrics) -> bytes:
+    missing = set(non_finite_names(row.metrics))
+    values = {name: None if name in missing else float(value) for name, value in row.metrics.items()}
+    line: dict[str, Any] = {"step": row.step, "time": row.time, **values, "health/non_finite": len(missing)}
+    return json.dumps(line, allow_nan=False).encode() + b"\n"
+
+
+def _from_line(line: bytes, path: Path, number: int) -> StepMetrics:
+    try:
+        values: dict[str, Any] = json.loads(line)
+        step, time = int(values.pop("step")), float(values.pop("time"))
+        metrics = {name: math.nan if value is None else float(value) for name, value in values.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}, line {number}: not the metrics of a step ({error}); remove the line") from error
+    return StepMetrics(step, time, metrics)
+
+
+def _append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _remove_torn_line(path: Path) -> None:
+    if path.exists():
+        data = path.read_bytes()
+        os.truncate(path, data.rfind(b"\n") + 1)
+
+
+class _TensorBoard:
+    """Scalars in TensorBoard's event files."""
+
+    def __init__(self, folder: Path) -> None:
+        # Loads torch, which readers of metrics do without.
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._open: Callable[..., SummaryWriter] = partial(SummaryWriter, str(folder))
+        self._writer = self._open()
+
+    def write(self, step: int, metrics: Mapping[str, float], now: float) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step, walltime=now)
+        self._writer.flush()
+
+    def purge_from(self, step: int) -> None:
+        """Make readers forget earlier events from `step` on."""
+        self._writer.close()
+        self._writer = self._open(purge_step=step)
+
+    def close(self) -> None:
+        self._writer.close()

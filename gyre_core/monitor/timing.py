@@ -1,0 +1,67 @@
+"""Where a step's time goes, and how much memory the process took."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping
+
+PHASES = ("generation", "reward", "sample", "update", "wait_for_batch", "broadcast_weights", "checkpoint")
+"""The named parts of a step; the rest of its time is `orchestration`."""
+
+
+class StepTimer:
+    """Seconds of each phase of one step, which starts when the timer is made.
+
+    A phase inside another counts for itself only, so that the phases and the orchestration add up to the step.
+    Phases of one timer do not run at the same time; what ran elsewhere is given to `add`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._start = clock()
+        self._seconds: dict[str, float] = {}
+        self._inner: list[float] = []
+
+    @contextlib.contextmanager
+    def __call__(self, phase: str) -> Generator[None]:
+        """Count the block's time as `phase`, also when it raises."""
+        start = self._clock()
+        self._inner.append(0.0)
+        try:
+            yield
+        finally:
+            elapsed = self._clock() - start
+            self.add(phase, elapsed - self._inner.pop())
+            if self._inner:
+                self._inner[-1] += elapsed
+
+    def add(self, phase: str, seconds: float) -> None:
+        """Count seconds that a phase took elsewhere, within this step."""
+        assert phase in PHASES, f"unknown phase {phase!r}"
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+
+    def metrics(self) -> dict[str, float]:
+        """`time/step` up to now, `time/{phase}` of each phase that ran, and the rest as `time/orchestration`."""
+        step = self._clock() - self._start
+        phases = {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
+        return {"time/step": step, **phases, "time/orchestration": max(0.0, step - sum(phases.values()))}
+
+
+def throughput_metrics(samples: int, completion_tokens: int, seconds: Mapping[str, float]) -> dict[str, float]:
+    """The throughput metrics of a step that made `samples` completions; `seconds` as of `StepTimer.metrics`."""
+    metrics: dict[str, float] = {}
+    if seconds["time/step"] > 0:
+        metrics["perf/throughput"] = completion_tokens / seconds["time/step"]
+        metrics["perf/samples_per_second"] = samples / seconds["time/step"]
+    if seconds.get("time/generation", 0.0) > 0:
+        metrics["perf/generation_throughput"] = completion_tokens / seconds["time/generation"]
+    return metrics
+
+
+def peak_memory_bytes() -> int:
+    """Largest resident memory of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,202 @@
+"""Load and save policies: Hugging Face folders on this machine, or `tiny-qwen3` made on the spot."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from gyre_core.config.schema import ModelsConfig, TinyModelConfig
+from gyre_core.policy.tiny import tiny_config, tiny_model, tiny_tokenizer
+from gyre_core.policy.tokens import SpecialTokens, special_tokens
+
+transformers_logging.disable_progress_bar()  # Local files load at once, and the run draws its own progress.
+
+TINY = "tiny-qwen3"
+"""The name under which a policy is made on the spot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A causal language model with its tokenizer.
+
+    The model is in evaluation mode and has no dropout, whatever its mode, so that scoring and training see the
+    same function.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    tokens: SpecialTokens
+    max_positions: int
+    """Tokens of prompt and completion together, at the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySummary:
+    """What a policy is like, read without its weights."""
+
+    architecture: str
+    parameters: int
+    """Elements of the distinct weight tensors: tied ones count once."""
+    dtype: str
+    """Type in which the weights are stored."""
+    vocabulary: int
+    """Rows of the embedding; may exceed the tokenizer's own vocabulary."""
+    max_positions: int
+
+
+def load_policy(models: ModelsConfig, seed: int) -> Policy:
+    """The policy that `models.policy` names, in float32, the master copy that a learner trains.
+
+    A folder is read from this machine only. Raises ValueError for one that is missing, holds no causal language
+    model, no tokenizer, or not all weights.
+    """
+    if models.policy == TINY:
+        model = without_dropout(tiny_model(models.tiny, seed))
+        return _policy(model, tiny_tokenizer())
+    return _policy(load_model(models.policy, torch.float32), _load_tokenizer(models.policy))
+
+
+def load_model(source: str | Path, dtype: torch.dtype) -> PreTrainedModel:
+    """The causal language model of a local folder in `dtype`, in evaluation mode, without dropout.
+
+    Raises ValueError like `load_policy`.
+    """
+    config = _read_config(source)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+        )
+    except OSError as error:
+        raise ValueError(f"model folder {source}: its weights cannot be read: {error}") from error
+    model, report = loaded
+    missing = sorted(report["missing_keys"]) + sorted(str(mismatch) for mismatch in report["mismatched_keys"])
+    if missing:
+        raise ValueError(f"model folder {source}: its weights lack {missing[0]} and {len(missing) - 1} others")
+    return without_dropout(model)
+
+
+def copy_policy(policy: Policy, dtype: torch.dtype) -> Policy:
+    """The same policy with a model of its own in `dtype`, which takes no gradients: what an engine owns.
+
+    Only weights are cast. Buffers, such as the frequencies of rotary positions, keep the precision they were made in.
+    """
+    model = copy.deepcopy(policy.model).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return replace(policy, model=model)
+
+
+def copy_weights(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy a state dict, in any float type and on any device, into the model's own tensors.
+
+    Of tensors that the model ties together, one name suffices. Raises ValueError that names a missing, unknown or
+    misshapen tensor, or tied ones that differ; the model is then as it was.
+    """
+    held = model.state_dict(keep_vars=True)
+    sources: dict[int, torch.Tensor] = {}
+    for name, weight in weights.items():
+        if name not in held:
+            raise ValueError(f"the weights hold {name}, which the model lacks")
+        if weight.shape != held[name].shape:
+            raise ValueError(f"{name} has shape {tuple(weight.shape)}; the model's is {tuple(held[name].shape)}")
+        first = sources.setdefault(id(held[name]), weight)
+        if not torch.allclose(first, weight, rtol=0.0, atol=0.0, equal_nan=True):
+            raise ValueError(f"{name} differs from a weight that the model ties to it")
+    missing = [name for name, tensor in held.items() if id(tensor) not in sources]
+    if missing:
+        raise ValueError(f"the weights lack {missing[0]} and {len(missing) - 1} others")
+    with torch.no_grad():
+        for tensor in held.values():
+            tensor.copy_(sources[id(tensor)])
+
+
+def save_policy(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write weights (safetensors), configurations, tokenizer and chat template to `folder`.
+
+    `AutoModelForCausalLM` and `AutoTokenizer` load it, and so does `load_policy`.
+    """
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def inspect_policy(source: str, tiny: TinyModelConfig | None = None) -> PolicySummary:
+    """What the policy `source` is like, from its configuration alone: no weight is read or made.
+
+    `tiny` is the shape of `tiny-qwen3`. Raises ValueError like `load_policy`.
+    """
+    config = tiny_config(tiny or TinyModelConfig()) if source == TINY else _read_config(source)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return PolicySummary(
+        architecture=type(model).__name__,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        dtype=str(config.dtype or torch.float32).removeprefix("torch."),
+        vocabulary=config.vocab_size,
+        max_positions=config.max_position_embeddings,
+    )
+
+
+def without_dropout(model: PreTrainedModel) -> PreTrainedModel:
+    """The model itself, in evaluation mode, with every dropout probability 0 in either mode.
+
+    Attention reads its probability from an attribute, other dropouts are modules.
+    """
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in list(vars(module).items()):
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+    return model.eval()
+
+
+def _policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Policy:
+    tokens = special_tokens(tokenizer, model.config, model.generation_config)
+    return Policy(model, tokenizer, tokens, model.config.max_position_embeddings)
+
+
+def _read_config(source: str | Path) -> PreTrainedConfig:
+    if not (Path(source) / "config.json").is_file():
+        raise ValueError(
+            f"model folder {source} does not exist or holds no config.json; give a Hugging Face folder on this "
+            f"machine, or {TINY}"
+        )
+    try:
+        config = AutoConfig.from_pretrained(source, local_files_only=True)
+    except (ValueError, OSError, KeyError) as error:
+        raise ValueError(f"model folder {source}: its config.json cannot be read: {error}") from error
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    named = config.architectures or []
+    if kind is None or (named and kind.__name__ not in named):
+        raise ValueError(f"model folder {source} holds {', '.join(named) or config.model_type}, not a causal LM")
+    if getattr(config, "max_position_embeddings", None) is None:
+        raise ValueError(
+            f"model folder {source}: {config.model_type} states no max_position_embeddings; choose another"
+        )
+    return config
+
+
+def _load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
+    except (ValueError, OSError, KeyError) as error:
+        raise ValueError(f"model folder {source}: its tokenizer cannot be loaded: {error}") from error
+    # Without files some tokenizer types come up all the same, with special tokens and nothing else.
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise ValueError(f"model folder {source}: its tokenizer has no vocabulary; are its tokenizer files missing?")
+    return tokenizer

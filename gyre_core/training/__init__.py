@@ -1,0 +1,1 @@
+"""A training run: its parts, the stages of its steps, and what it leaves behind."""

@@ -1,0 +1,158 @@
+"""Puts a run together from its configuration, new or from its newest checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from gyre_core.checkpoint.store import Checkpoint, CheckpointStore
+from gyre_core.cluster.epochs import claim_epoch
+from gyre_core.cluster.serving import Worker
+from gyre_core.config import GyreConfig
+from gyre_core.data.cursor import PromptCursor
+from gyre_core.data.prompts import PromptSet, PromptSplits, arithmetic_rows, load_prompts, tokenize
+from gyre_core.engines.transformers_engine import TransformersEngine
+from gyre_core.experience.pool import Pool
+from gyre_core.learner.local import LocalLearner
+from gyre_core.monitor.metrics import MetricsWriter
+from gyre_core.policy.logprobs import ReferenceModel
+from gyre_core.policy.models import Policy, copy_policy, load_model
+from gyre_core.policy.tokens import render_prompt
+from gyre_core.rewards.scorer import Scorer
+from gyre_core.storage import Storage
+from gyre_core.training.evaluation import Evaluator
+from gyre_core.training.policies import make_start_policy
+from gyre_core.training.resume import check_same_run
+from gyre_core.training.run import TrainingRun, sampling_parameters
+from gyre_core.training.run_folder import RunFolder, run_storage
+from gyre_core.types import PolicyVersion
+from gyre_core.weights.chain import VersionChain
+
+
+async def open_run(config: GyreConfig, *, run_id: str | None = None, resume: bool = False) -> TrainingRun:
+    """Open a new run, or go on with one from its newest checkpoint; the caller closes it.
+
+    Whatever is cheap to check is checked before a model loads. Raises ValueError for the user's mistakes: data or
+    rewards that cannot be read, columns that are missing, a run id that is taken, nothing to resume.
+    """
+    set_threads(config)
+    rows = load_prompts(config.data, config.experiment.seed)
+    scorer = await start_scorer(config, rows)
+    try:
+        folder = _find_folder(config, run_id) if resume else RunFolder.create(config, run_id)
+        folder.acquire()
+        try:
+            return await asyncio.to_thread(_build, config, folder, rows, scorer, resume)
+        except BaseException:
+            folder.release()
+            raise
+    except BaseException:
+        await asyncio.to_thread(scorer.close)
+        raise
+
+
+def set_threads(config: GyreConfig) -> None:
+    """Give torch the configured number of threads, by default the cores that this process may use."""
+    torch.set_num_threads(config.experiment.threads or len(os.sched_getaffinity(0)))
+
+
+async def start_scorer(config: GyreConfig, rows: PromptSplits) -> Scorer:
+    """The running scorer; raises ValueError for functions that cannot be loaded or need columns the data lacks."""
+    scorer = Scorer(config.reward, Path.cwd())
+    await scorer.start()
+    try:
+        scorer.check_columns(rows.columns)
+    except BaseException:
+        await asyncio.to_thread(scorer.close)
+        raise
+    return scorer
+
+
+def make_engine(config: GyreConfig, policy: Policy) -> TransformersEngine:
+    """The configured engine, with a copy of the policy's model of its own."""
+    dtype: torch.dtype = getattr(torch, config.models.dtype)
+    return TransformersEngine(copy_policy(policy, dtype), config.rollout.sequences_in_flight)
+
+
+def make_reference(config: GyreConfig, start: Policy) -> ReferenceModel | None:
+    """The reference of the KL penalty: `models.ref`, or the policy as the run started; None without a penalty."""
+    if config.learning.kl_coef == 0.0:
+        return None
+    dtype: torch.dtype = getattr(torch, config.models.dtype)
+    model = load_model(config.models.ref, dtype) if config.models.ref else copy_policy(start, dtype).model
+    return ReferenceModel(model, sampling_parameters(config), config.learning.tokens_per_micro_batch)
+
+
+def make_learner(config: GyreConfig, policy: Policy) -> LocalLearner:
+    """The learner, which takes over the policy's model."""
+    dtype: torch.dtype = getattr(torch, config.models.dtype)
+    return LocalLearner(policy.model, config.learning, sampling=sampling_parameters(config), dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompts:
+    """A run's prompts with tokens: those it trains on and those it is evaluated on."""
+
+    training: PromptSet
+    evaluation: PromptSet
+
+
+def tokenize_prompts(config: GyreConfig, rows: PromptSplits, policy: Policy) -> TokenizedPrompts:
+    """Render and tokenise the run's prompts; raises ValueError for ones that cannot be rendered."""
+    render = partial(render_prompt, policy.tokenizer)
+    limit = config.data.max_prompt_tokens
+    evaluation = rows.evaluation[: config.evaluation.prompts]
+    return TokenizedPrompts(tokenize(rows.training, render, limit), tokenize(evaluation, render, limit))
+
+
+def _find_folder(config: GyreConfig, run_id: str | None) -> RunFolder:
+    name = config.experiment.name
+    folder = RunFolder.find(f"{name}/{run_id}" if run_id else name, config.experiment.output)
+    check_same_run(folder.config(), config)
+    return folder
+
+
+def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Scorer, resume: bool) -> TrainingRun:
+    storage = run_storage(config, folder)
+    checkpoints = CheckpointStore(storage, config.checkpoint.keep)
+    checkpoint = checkpoints.newest() if resume else None
+    start = make_start_policy(config, folder, rows.warm_start or arithmetic_rows(config.experiment.seed))
+    prompts = tokenize_prompts(config, rows, start)
+    epoch = claim_epoch(storage, f"{platform.node()}:{os.getpid()}")
+    chain = VersionChain(storage)
+    engine = make_engine(config, start)
+    reference = make_reference(config, start)
+    sampling = sampling_parameters(config, samples=config.evaluation.samples_per_prompt)
+    run = TrainingRun(
+        config=config,
+        folder=folder,
+        storage=storage,
+        epoch=epoch,
+        policy=start,
+        learner=make_learner(config, start),
+        worker=Worker(f"train-{epoch:04d}-{os.getpid()}", storage, chain, engine, scorer, reference),
+        evaluator=Evaluator(engine, scorer, chain, prompts.evaluation.prompts, sampling),
+        pool=_open_pool(config, storage, epoch, checkpoint),
+        cursor=PromptCursor(
+            prompts.training.prompts, config.rollout.batch_size, config.experiment.seed, config.data.shuffle
+        ),
+        checkpoints=checkpoints,
+        metrics=MetricsWriter(folder.path, tensorboard=config.monitor.tensorboard),
+        version=PolicyVersion(epoch, 0),
+    )
+    run.restore(checkpoint) if checkpoint else run.metrics.truncate_after(0)
+    chain.publish(run.version, None, run.learner.policy_weights())
+    run.register()
+    return run
+
+
+def _open_pool(config: GyreConfig, storage: Storage, epoch: int, checkpoint: Checkpoint | None) -> Pool:
+    if checkpoint is None:
+        return Pool(storage, config.experience, epoch)
+    return Pool.restore(storage, config.experience, epoch, checkpoint.tables["pool"])

@@ -1,0 +1,248 @@
+"""The run that this process owns: its parts, its place in time, and how it is saved and restored."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, ClassVar, TypeVar
+
+import torch
+
+from gyre_core.checkpoint.store import Checkpoint, CheckpointStore
+from gyre_core.cluster.epochs import require_current
+from gyre_core.cluster.serving import Worker
+from gyre_core.config import GyreConfig
+from gyre_core.data.cursor import PromptCursor
+from gyre_core.experience.pool import Pool
+from gyre_core.learner.local import LocalLearner
+from gyre_core.monitor.completions import write_completions
+from gyre_core.monitor.health import Alarm, Alarms
+from gyre_core.monitor.metrics import MetricsWriter
+from gyre_core.monitor.timing import peak_memory_bytes, throughput_metrics
+from gyre_core.policy.models import Policy
+from gyre_core.rewards.outcomes import RewardError
+from gyre_core.storage import Storage
+from gyre_core.training.evaluation import Evaluation, Evaluator
+from gyre_core.training.run_folder import RunFolder
+from gyre_core.training.step import OpenStep, StepResult
+from gyre_core.training.turns import Turns
+from gyre_core.types import PolicyVersion, SamplingParameters
+from gyre_core.weights.chain import VersionChain
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FATAL_ERRORS = (RewardError,)
+"""Errors that a retry of the step cannot mend: the user's own code is at fault."""
+
+
+class RunFailedError(RuntimeError):
+    """A step failed for good; the run stopped with a checkpoint of the state before that step."""
+
+
+class RunStoppedError(RuntimeError):
+    """An alarm stopped the run, after a whole step and with a checkpoint."""
+
+
+def sampling_parameters(config: GyreConfig, samples: int | None = None) -> SamplingParameters:
+    """How completions are sampled, `samples` of each prompt (default: the size of a group)."""
+    rollout = config.rollout
+    return SamplingParameters(
+        samples=samples or rollout.samples_per_prompt,
+        max_tokens=rollout.max_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop=rollout.stop,
+        seed=config.experiment.seed,
+    )
+
+
+class TrainingRun:
+    """Everything that the train process owns; `gyre_core.training.build.open_run` makes one.
+
+    Tasks and flows name the run by its key and find it with `TrainingRun.of`. `step` is the last committed step
+    (steps count from 1, 0 is the start) and `version` the policy version that it left.
+    """
+
+    _open: ClassVar[dict[str, TrainingRun]] = {}
+
+    def __init__(
+        self,
+        *,
+        config: GyreConfig,
+        folder: RunFolder,
+        storage: Storage,
+        epoch: int,
+        policy: Policy,
+        learner: LocalLearner,
+        worker: Worker,
+        evaluator: Evaluator,
+        pool: Pool,
+        cursor: PromptCursor,
+        checkpoints: CheckpointStore,
+        metrics: MetricsWriter,
+        version: PolicyVersion,
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.key = folder.key
+        self.storage = storage
+        self.epoch = epoch
+        self.policy = policy
+        self.learner = learner
+        self.worker = worker
+        self.evaluator = evaluator
+        self.pool = pool
+        self.cursor = cursor
+        self.checkpoints = checkpoints
+        self.metrics = metrics
+        self.version = version
+        self.step = 0
+        self.turns = Turns(1)
+        self.reports = Turns(1)
+        self.open_steps: dict[int, OpenStep] = {}
+        self.results: dict[int, StepResult] = {}
+        self.alarms = Alarms(config.health)
+        self.evaluations: dict[int, Evaluation] = {}
+        self.fatal: Exception | None = None
+        self.samples_seen = 0
+        self.tokens_seen = 0
+        self.engine_free = asyncio.Lock()
+        self._active_before = 0.0
+        self._opened = time.monotonic()
+        self._saved = time.monotonic()
+        self._saved_step: int | None = None
+        # One thread of its own for all that the learner computes: torch keeps a pool of threads for each caller.
+        self._learner_thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
+
+    @classmethod
+    def of(cls, key: str) -> TrainingRun:
+        """The open run of this process with the key NAME/RUN_ID."""
+        return cls._open[key]
+
+    def register(self) -> None:
+        """Make the run known to `of`."""
+        self._open[self.key] = self
+
+    @property
+    def chain(self) -> VersionChain:
+        """The run's published policy versions."""
+        return self.worker.chain
+
+    def now(self, step: int) -> float:
+        """Seconds on the pool's clock at `step`."""
+        if self.config.experience.clock == "steps":
+            return step * self.config.experience.step_seconds
+        return self.active_seconds()
+
+    def active_seconds(self) -> float:
+        """Seconds that the run was open, over all its processes."""
+        return self._active_before + time.monotonic() - self._opened
+
+    async def learn(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run the learner's work in its thread, after what is already there."""
+        return await asyncio.get_running_loop().run_in_executor(self._learner_thread, function, *arguments)
+
+    @contextmanager
+    def recording_fatal_errors(self) -> Generator[None]:
+        """Remember an error that no retry can mend, and raise it again at once when a retry comes."""
+        if self.fatal is not None:
+            raise self.fatal
+        try:
+            yield
+        except FATAL_ERRORS as error:
+            self.fatal = error
+            raise
+
+    async def evaluate(self, step: int) -> dict[str, float]:
+        """Evaluate the policy as `step` left it and log the result; asked again, returns the same."""
+        if step not in self.evaluations:
+            version = self.results[step].version if step in self.results else self.version
+            async with self.engine_free:
+                self.evaluations[step] = await self.evaluator.evaluate(version, step)
+            self.metrics.write(step, self.evaluations[step].metrics(), time.time())
+        return self.evaluations[step].metrics()
+
+    def report(self, step: int) -> list[Alarm]:
+        """Log a committed step, with its time up to now; returns the alarms that it raises."""
+        result = self.results[step]
+        seconds = result.timer.metrics()
+        metrics = {
+            **result.metrics,
+            **seconds,
+            **throughput_metrics(result.samples, result.completion_tokens, seconds),
+            "perf/peak_memory_bytes": float(peak_memory_bytes()),
+        }
+        raised = self.alarms.observe(step, metrics)
+        for alarm in raised:
+            logger.warning("alarm %s at step %d: %s %s", alarm.name, alarm.step, alarm.sentence, alarm.remedy)
+        metrics["health/alarms"] = float(len(self.alarms.raised))
+        self.metrics.write(step, metrics, time.time())
+        count = self.config.monitor.completions_per_step
+        write_completions(self.folder.path, step, result.generated, result.advantages, count)
+        self.results[step] = replace(result, metrics=metrics, generated=(), advantages={})
+        return raised
+
+    async def abandon(self, step: int) -> None:
+        """Bring the learner back to the state before a step that was not committed."""
+        opened = self.open_steps.pop(step, None)
+        if opened is not None and opened.updating:
+            await self.learn(self.learner.restore)
+
+    def skip(self, step: int) -> None:
+        """Count a step as passed that failed for good and was abandoned; it leaves nothing but the time it took."""
+        self.step = max(self.step, step)
+
+    def checkpoint_due(self) -> bool:
+        """Whether `checkpoint.interval` has passed since the last checkpoint."""
+        return time.monotonic() - self._saved >= self.config.checkpoint.interval
+
+    async def save(self) -> None:
+        """Write a checkpoint of the state after the last committed step, unless this process wrote it before."""
+        if self.step == self._saved_step:
+            return
+        await asyncio.to_thread(require_current, self.storage, self.epoch)
+        tensors, learner = await self.learn(self.learner.state)
+        state = {
+            "version": {"epoch": self.version.epoch, "number": self.version.number},
+            "learner": learner,
+            "alarms": self.alarms.state(),
+            "active_seconds": self.active_seconds(),
+            "samples_seen": self.samples_seen,
+            "tokens_seen": self.tokens_seen,
+        }
+        tensors = {**tensors, "random.torch": torch.get_rng_state()}
+        checkpoint = Checkpoint(self.step, self.epoch, tensors, {"pool": self.pool.snapshot(self.step)}, state)
+        await asyncio.to_thread(self.checkpoints.save, checkpoint, time.time())
+        await asyncio.to_thread(self.pool.pin_from, self.checkpoints.steps()[0])
+        self._saved, self._saved_step = time.monotonic(), self.step
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go back to a checkpoint, exactly, but for the pool; the version is one of this epoch, yet to be published."""
+        state = checkpoint.state
+        tensors = dict(checkpoint.tensors)
+        torch.set_rng_state(tensors.pop("random.torch"))
+        self.learner.load_state(tensors, state["learner"])
+        self.alarms.load_state(state["alarms"])
+        self._active_before = state["active_seconds"]
+        self.samples_seen, self.tokens_seen = state["samples_seen"], state["tokens_seen"]
+        self.step = checkpoint.step
+        self.version = PolicyVersion(self.epoch, state["version"]["number"])
+        self.turns, self.reports = Turns(self.step + 1), Turns(self.step + 1)
+        self.metrics.truncate_after(self.step)
+
+    async def close(self) -> None:
+        """End the parts and give up the run; the state on storage stays."""
+        self._open.pop(self.key, None)
+        await self.worker.engine.close()
+        await asyncio.to_thread(self.worker.scorer.close)
+        self._learner_thread.shutdown(wait=True)
+        self.metrics.close()
+        self.folder.release()

@@ -1,0 +1,121 @@
+"""The folder of a run, `OUTPUT/NAME/RUN_ID`, and who may write to it.
+
+A run id begins with the time of its creation, so that the newest run of a name sorts last. The process that trains
+holds a lock on `owner.lock` for as long as it lives, so that two live owners of one run are refused, and a
+run that says "running" without a lock is known to have died.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+from gyre_core.config import GyreConfig, dump_config, load_config
+from gyre_core.storage import Storage, open_storage
+
+CONFIG = "config.yaml"
+SUMMARY = "summary.json"
+
+
+class RunFolderError(ValueError):
+    """A run folder is missing, taken, or in use."""
+
+
+class RunFolder:
+    """One run's folder; `key` is NAME/RUN_ID."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.key = f"{self.path.parent.name}/{self.path.name}"
+        self._lock: IO[str] | None = None
+
+    @classmethod
+    def create(cls, config: GyreConfig, run_id: str | None) -> RunFolder:
+        """Make the folder of a new run and write its resolved configuration.
+
+        Raises RunFolderError when the run id is taken.
+        """
+        parent = Path(config.experiment.output) / config.experiment.name
+        identity = run_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+        path = parent / identity
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            raise RunFolderError(
+                f"the run folder {path} is there already; go on with it by --resume, or choose another --run-id"
+            ) from None
+        (path / CONFIG).write_text(dump_config(config))
+        return cls(path)
+
+    @classmethod
+    def find(cls, run: str, output: str | Path) -> RunFolder:
+        """The folder of `run`, which is NAME (its newest run), NAME/RUN_ID, or a path.
+
+        Raises RunFolderError that lists what there is when there is no such run.
+        """
+        for path in (Path(output) / run, Path(run)):
+            if (path / CONFIG).is_file():
+                return cls(path)
+            runs = sorted(entry.parent for entry in path.glob(f"*/{CONFIG}"))
+            if runs:
+                return cls(runs[-1])
+        known = sorted({entry.parent.parent.name for entry in Path(output).glob(f"*/*/{CONFIG}")})
+        there = f"there are: {', '.join(known)}" if known else "there are no runs"
+        raise RunFolderError(f"no run {run!r} under {Path(output)}; {there}")
+
+    def config(self) -> GyreConfig:
+        """The resolved configuration that the run was started with."""
+        return load_config(self.path / CONFIG)
+
+    def summary(self) -> dict[str, object]:
+        """`summary.json`, or an empty dictionary before there is one."""
+        try:
+            return json.loads((self.path / SUMMARY).read_text())
+        except FileNotFoundError:
+            return {}
+
+    def acquire(self) -> None:
+        """Become the run's only owner on this machine, until `release` or the process's end.
+
+        Raises RunFolderError that names the process when another live one owns the run.
+        """
+        file = (self.path / "owner.lock").open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "unknown"
+            file.close()
+            raise RunFolderError(
+                f"the run {self.key} is being trained by process {owner}; end that one first"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        self._lock = file
+
+    def release(self) -> None:
+        """Give up the ownership."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def owned(self) -> bool:
+        """Whether a live process owns the run."""
+        probe = RunFolder(self.path)
+        try:
+            probe.acquire()
+        except RunFolderError:
+            return True
+        probe.release()
+        return False
+
+
+def run_storage(config: GyreConfig, folder: RunFolder) -> Storage:
+    """Where the run's data lies: its own place below `storage.url`, or the run folder."""
+    return open_storage(config.storage.url).child(folder.key) if config.storage.url else open_storage(folder.path)

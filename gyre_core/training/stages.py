@@ -1,0 +1,263 @@
+"""The four stages of an RL step, on the run that the process owns.
+
+Each stage finds what an earlier try of the same step left and does only what is missing, so that a retried step
+ends with the same weights, bit for bit: requests and segments are found by name, draws in the consume log, and the
+learner goes back to the state before the step before it applies the logged minibatches again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+import numpy as np
+
+from gyre_core.algorithms.advantages import group_advantages
+from gyre_core.cluster.epochs import require_current
+from gyre_core.cluster.requests import announce, announced, latest_attempt, read_request, request_name
+from gyre_core.cluster.serving import serve_request
+from gyre_core.experience.consumption import ConsumeRecord, DrawnMinibatch, read_consumption, write_consumption
+from gyre_core.experience.segments import quarantine, segment_exists, segment_name
+from gyre_core.learner.schedule import learning_rate
+from gyre_core.rewards.outcomes import check_failure_share
+from gyre_core.training.run import TrainingRun, sampling_parameters
+from gyre_core.training.step import (
+    OpenStep,
+    StepResult,
+    lag_metrics,
+    rollout_metrics,
+    token_count,
+    trained_advantages,
+    update_metrics,
+)
+from gyre_core.types import GroupRequest, PolicyVersion, RolloutGroup, RolloutRequest
+
+logger = logging.getLogger(__name__)
+
+_DRAW_STREAM = 3
+"""Sets the generator of the draws apart from those of the prompts."""
+_VERSIONS_KEPT = 3
+"""Published versions that stay beside those that open steps may still ask for."""
+
+
+async def rollout(run: TrainingRun, step: int) -> int:
+    """Have every request of the step answered by a segment; returns the number of requests.
+
+    Raises TimeoutError after `rollout.timeout`, and whatever the engine, the scorer or the storage raises.
+    """
+    if step in run.results:
+        return 0
+    opened = run.open_steps.setdefault(step, OpenStep(step))
+    opened.requests = await asyncio.to_thread(_ensure_requests, run, step)
+    try:
+        async with asyncio.timeout(run.config.rollout.timeout):
+            for request in opened.requests:
+                await _ensure_segment(run, opened, request)
+    except TimeoutError:
+        done = sum(segment_exists(run.storage, request.request_id) for request in opened.requests)
+        raise TimeoutError(
+            f"step {step}: the engine in this process answered {done} of {len(opened.requests)} requests within "
+            f"rollout.timeout ({run.config.rollout.timeout:g} s); raise it, or lower rollout.max_tokens"
+        ) from None
+    return len(opened.requests)
+
+
+def _ensure_requests(run: TrainingRun, step: int) -> tuple[RolloutRequest, ...]:
+    """The step's requests, announced unless they are already.
+
+    A request of an earlier epoch is announced anew, and its segment put aside: its policy version was published
+    after the checkpoint that this epoch began from, on a branch that was abandoned.
+    """
+    requests: list[RolloutRequest] = []
+    attempts = announced(run.storage)
+    for planned in plan_requests(run, step):
+        attempt = attempts.get(planned.request_id, 0)
+        found = read_request(run.storage, planned.request_id, attempt) if attempt else None
+        if found is None or found.version.epoch != run.epoch:
+            if segment_exists(run.storage, planned.request_id):
+                logger.info("request %s is of an abandoned branch and is generated anew", planned.request_id)
+                quarantine(run.storage, segment_name(run.storage, planned.request_id), "made on an abandoned branch")
+            announce(run.storage, planned, attempt + 1)
+            found = planned
+        requests.append(found)
+    return tuple(requests)
+
+
+def plan_requests(run: TrainingRun, step: int) -> list[RolloutRequest]:
+    """The step's requests for the newest policy version; prompts and noise are a function of seed and step."""
+    prompts = run.cursor.prompts_for_step(step - 1)
+    size = run.config.rollout.groups_per_request
+    # A noise seed a step, so that a prompt that returns in a later epoch is sampled anew.
+    state = np.random.SeedSequence([run.config.experiment.seed, step]).generate_state(1, np.uint64)
+    sampling = replace(sampling_parameters(run.config), seed=int(state[0] >> 1))
+    requests: list[RolloutRequest] = []
+    for shard, start in enumerate(range(0, len(prompts), size)):
+        identity = request_name(step, shard)
+        groups = tuple(
+            GroupRequest(f"{identity}-{index:04d}", prompt)
+            for index, prompt in enumerate(prompts[start : start + size])
+        )
+        requests.append(RolloutRequest(identity, step, run.version, groups, sampling))
+    return requests
+
+
+async def _ensure_segment(run: TrainingRun, opened: OpenStep, request: RolloutRequest) -> None:
+    """Serve the request in this process unless its segment is there; a spent attempt is followed by a new one."""
+    while not await asyncio.to_thread(segment_exists, run.storage, request.request_id):
+        attempt = await asyncio.to_thread(latest_attempt, run.storage, request.request_id)
+        async with run.engine_free:
+            served = await serve_request(run.worker, request, attempt)
+        if served is None:
+            await asyncio.to_thread(announce, run.storage, request, attempt + 1)
+            continue
+        opened.completion_tokens += served.completion_tokens
+        opened.timer.add("broadcast_weights", served.load_seconds)
+        opened.timer.add("generation", served.generation_seconds)
+        opened.timer.add("reward", served.reward_seconds)
+
+
+async def reward(run: TrainingRun, step: int) -> int:
+    """Admit the step's segments to the pool, in order; returns the number of samples that came in.
+
+    Raises RewardError when more rows could not be scored than `reward.max_failure_share` allows, and RuntimeError
+    for a damaged segment, which is put aside, so that the retried step makes it anew.
+    """
+    if step in run.results:
+        return 0
+    opened = run.open_steps[step]
+    with opened.timer("reward"):
+        return await asyncio.to_thread(_admit, run, opened)
+
+
+def _admit(run: TrainingRun, opened: OpenStep) -> int:
+    learning = run.config.learning
+    generated: list[RolloutGroup] = []
+    clean: list[RolloutGroup] = []
+    for request in opened.requests:
+        admission = run.pool.admit(
+            request.request_id,
+            opened.step,
+            lambda rewards: group_advantages(rewards, learning.scale_advantages),
+            run.now(opened.step),
+            skip_dead_groups=learning.skip_dead_groups,
+        )
+        if admission.outcome == "corrupt":
+            raise RuntimeError(f"{admission.reason}; it was put aside and request {request.request_id} is made anew")
+        generated.extend(admission.generated)
+        clean.extend(admission.groups)
+    scores = [rollout.score for group in generated for rollout in group.rollouts]
+    check_failure_share(scores, run.config.reward.max_failure_share, opened.step)
+    opened.generated, opened.clean = generated, clean
+    return sum(len(group.rollouts) for group in clean)
+
+
+async def sample(run: TrainingRun, step: int) -> int:
+    """Draw the step's minibatches and log them before anything is trained; returns the number of minibatches.
+
+    A step that was drawn before trains on the very same rows.
+    """
+    if step in run.results:
+        return 0
+    opened = run.open_steps[step]
+    with opened.timer("sample"):
+        opened.record = await asyncio.to_thread(_draw, run, step)
+    return len(opened.record.minibatches)
+
+
+def _draw(run: TrainingRun, step: int) -> ConsumeRecord:
+    found = read_consumption(run.storage, run.epoch, step)
+    if found is not None:
+        return found
+    learning, rollout = run.config.learning, run.config.rollout
+    now = run.now(step)
+    run.pool.expire(now)
+    drawn = run.pool.draw(
+        np.random.default_rng([run.config.experiment.seed, _DRAW_STREAM, step]),
+        minibatches=learning.update_steps,
+        groups_per_minibatch=max(1, rollout.batch_size // learning.update_steps),
+        now=now,
+        current=run.version,
+        on_policy=rollout.max_lag == 0,
+    )
+    lr = learning_rate(step - 1, run.config.experiment.steps, learning)
+    record = ConsumeRecord(step, tuple(DrawnMinibatch(tuple(groups), lr, learning.kl_coef) for groups in drawn))
+    require_current(run.storage, run.epoch)
+    write_consumption(run.storage, run.epoch, record)
+    return record
+
+
+async def update(run: TrainingRun, step: int) -> str:
+    """Train on the step's minibatches, publish the next policy version, and commit the step.
+
+    Returns the version that the step leaves: its own start's when there was nothing to train on. Saves a checkpoint
+    when one is due.
+    """
+    if step not in run.results:
+        opened = run.open_steps[step]
+        with opened.timer("update"):
+            await run.learn(_train, run, opened)
+        with opened.timer("broadcast_weights"):
+            version = await run.learn(_publish, run, opened)
+        _commit(run, opened, version)
+    if run.checkpoint_due():
+        await run.save()
+    return str(run.results[step].version)
+
+
+def _train(run: TrainingRun, opened: OpenStep) -> None:
+    """Apply the step's minibatches to the state before the step; a retried step goes back there first."""
+    assert opened.record is not None, "a step is drawn before it is trained"
+    learner = run.learner
+    if opened.updating:
+        learner.restore()
+    else:
+        learner.snapshot()
+        opened.updating = True
+    minibatches = run.pool.minibatches(opened.record)
+    groups = [group for minibatch in minibatches for group in minibatch.groups]
+    old = learner.begin_step(groups, on_policy=run.config.rollout.max_lag == 0)
+    updates = [learner.apply(minibatch, old) for minibatch in minibatches]
+    opened.update_metrics = {**old.metrics, **update_metrics(updates), **lag_metrics(groups, run.version)}
+
+
+def _publish(run: TrainingRun, opened: OpenStep) -> PolicyVersion:
+    assert opened.record is not None
+    if not opened.record.minibatches:
+        return run.version
+    require_current(run.storage, run.epoch)
+    version = PolicyVersion(run.epoch, run.version.number + 1)
+    run.chain.publish(version, run.version, run.learner.policy_weights())
+    run.chain.retain(_VERSIONS_KEPT + run.config.rollout.max_lag)
+    return version
+
+
+def _commit(run: TrainingRun, opened: OpenStep, version: PolicyVersion) -> None:
+    """Count the step as done. Touches memory only, so that it happens whole or not at all."""
+    assert opened.record is not None
+    now = run.now(opened.step)
+    run.pool.consume(opened.record, now)
+    samples = sum(len(group.rollouts) for group in opened.generated)
+    run.samples_seen += samples
+    run.tokens_seen += token_count(opened.generated)
+    run.version, run.step = version, opened.step
+    metrics = {
+        **rollout_metrics(opened.generated),
+        **opened.update_metrics,
+        **run.pool.metrics(now),
+        "learning_rate": learning_rate(opened.step - 1, run.config.experiment.steps, run.config.learning),
+        "kl_coef": run.config.learning.kl_coef,
+        "num_samples": float(run.samples_seen),
+        "num_tokens": float(run.tokens_seen),
+    }
+    run.results[opened.step] = StepResult(
+        step=opened.step,
+        version=version,
+        metrics=metrics,
+        timer=opened.timer,
+        samples=samples,
+        completion_tokens=opened.completion_tokens,
+        generated=opened.generated,
+        advantages=trained_advantages(opened.clean, opened.record),
+    )
+    del run.open_steps[opened.step]

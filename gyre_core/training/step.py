@@ -1,0 +1,146 @@
+"""What is known of one open step, and the numbers that it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gyre_core.experience.consumption import ConsumeRecord
+from gyre_core.monitor.timing import StepTimer
+from gyre_core.types import PolicyVersion, Rollout, RolloutGroup, RolloutRequest, TrainingGroup
+
+
+@dataclass(slots=True)
+class OpenStep:
+    """A step between its rollout and its commit; `step` counts from 1.
+
+    Each stage fills in its part, and does so again when the step is retried.
+    """
+
+    step: int
+    timer: StepTimer = field(default_factory=StepTimer)
+    requests: tuple[RolloutRequest, ...] = ()
+    completion_tokens: int = 0
+    generated: list[RolloutGroup] = field(default_factory=list[RolloutGroup])
+    """The groups of the step's segments, rows that were dropped included."""
+    clean: list[RolloutGroup] = field(default_factory=list[RolloutGroup])
+    """The same without the dropped rows."""
+    record: ConsumeRecord | None = None
+    update_metrics: dict[str, float] = field(default_factory=dict[str, float])
+    updating: bool = False
+    """Whether the learner has left the state before this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """A committed step: the version it left, and its metrics without those of time, which `timer` still counts."""
+
+    step: int
+    version: PolicyVersion
+    metrics: Mapping[str, float]
+    timer: StepTimer
+    samples: int
+    completion_tokens: int
+    generated: Sequence[RolloutGroup]
+    advantages: Mapping[tuple[str, int], float]
+    """By group id and sample index, of the step's own completions that were trained on."""
+
+
+def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Rewards and lengths of a step's completions, under their names in `metrics.jsonl`."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    if not rollouts:
+        return {}
+    scored = [rollout for rollout in rollouts if rollout.score.status == "scored"]
+    lengths = np.array([len(rollout.completion.token_ids) for rollout in rollouts])
+    terminated = np.array([rollout.completion.finish_reason == "stop" for rollout in rollouts])
+    metrics = {
+        "completions/mean_length": float(lengths.mean()),
+        "completions/min_length": float(lengths.min()),
+        "completions/max_length": float(lengths.max()),
+        "completions/clipped_ratio": float(1.0 - terminated.mean()),
+        "reward/failure_share": _share(rollouts, "failed"),
+        "reward/abstained_share": _share(rollouts, "abstained"),
+    }
+    if terminated.any():
+        metrics["completions/mean_terminated_length"] = float(lengths[terminated].mean())
+    if scored:
+        metrics["reward"] = float(np.mean([rollout.score.reward for rollout in scored]))
+        metrics |= _group_metrics(groups)
+        metrics |= _part_metrics(scored)
+    return metrics
+
+
+def _share(rollouts: Sequence[Rollout], status: str) -> float:
+    return sum(rollout.score.status == status for rollout in rollouts) / len(rollouts)
+
+
+def _group_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Mean spread of the rewards within a group, and the share of groups without any."""
+    spreads: list[float] = []
+    for group in groups:
+        rewards = [rollout.score.reward for rollout in group.rollouts if rollout.score.status == "scored"]
+        if len(rewards) > 1:
+            # A constant group's spread is 0 exactly, whatever rounding makes of its mean.
+            spreads.append(float(np.std(rewards, ddof=1)) if min(rewards) < max(rewards) else 0.0)
+    if not spreads:
+        return {}
+    return {"reward_std": float(np.mean(spreads)), "frac_reward_zero_std": float(np.mean(np.equal(spreads, 0.0)))}
+
+
+def _part_metrics(scored: Sequence[Rollout]) -> dict[str, float]:
+    """Mean and spread of each reward function's raw values."""
+    metrics: dict[str, float] = {}
+    parts: dict[str, list[float]] = {}
+    for rollout in scored:
+        for name, value in rollout.score.parts.items():
+            if value is not None:
+                parts.setdefault(name, []).append(value)
+    for name, values in parts.items():
+        metrics[f"rewards/{name}/mean"] = float(np.mean(values))
+        if len(values) > 1:
+            metrics[f"rewards/{name}/std"] = float(np.std(values, ddof=1))
+    return metrics
+
+
+_SUMMED = ("optim/updates", "optim/skipped_updates")
+
+
+def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """A step's metrics from those of its updates: counts are summed, everything else averaged over the updates."""
+    names = dict.fromkeys(name for update in updates for name in update)
+    metrics: dict[str, float] = {}
+    for name in names:
+        values = [update[name] for update in updates if name in update]
+        metrics[name] = float(np.sum(values)) if name in _SUMMED else float(np.mean(values))
+    return metrics
+
+
+def lag_metrics(groups: Sequence[TrainingGroup], current: PolicyVersion) -> dict[str, float]:
+    """How many versions behind `current` the trained groups were generated; empty for no groups."""
+    if not groups:
+        return {}
+    lags = [current.number - group.version.number for group in groups]
+    return {"off_policy/mean": float(np.mean(lags)), "off_policy/max": float(max(lags))}
+
+
+def token_count(groups: Sequence[RolloutGroup]) -> int:
+    """Prompt and completion tokens of all completions, the prompt counted for each."""
+    return sum(
+        len(group.prompt.token_ids) + len(rollout.completion.token_ids)
+        for group in groups
+        for rollout in group.rollouts
+    )
+
+
+def trained_advantages(clean: Sequence[RolloutGroup], record: ConsumeRecord) -> dict[tuple[str, int], float]:
+    """The advantages that the record gives to these groups' rows, by group id and sample index."""
+    recorded = {group.group_id: group.advantages for group in record.groups}
+    return {
+        (group.group_id, rollout.completion.sample_index): float(advantage)
+        for group in clean
+        if group.group_id in recorded
+        for rollout, advantage in zip(group.rollouts, recorded[group.group_id], strict=True)
+    }

@@ -1,0 +1,1 @@
+"""Policy versions: published once, verified by digest."""

@@ -1,0 +1,1 @@
+"""Prefect tasks: the stages of a step."""

@@ -1,0 +1,238 @@
+"""What every storage must keep: whole or absent, created once, listed as it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from gyre_core.storage import LocalStorage, OutOfSpaceError, open_storage
+
+WRITERS = Path(__file__).with_name("storage_writers.py")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(params=["local", "memory"])
+def storage(request, tmp_path):
+    if request.param == "local":
+        yield open_storage(tmp_path)
+    else:
+        root = f"/{uuid.uuid4().hex}"
+        yield open_storage(f"memory:/{root}")
+        if fsspec.filesystem("memory").exists(root):
+            fsspec.filesystem("memory").rm(root, recursive=True)
+
+
+def start_writer(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(WRITERS), *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_what_is_created_is_read(storage):
+    for data in (b"", b"x", os.urandom(3_000_000)):
+        name = f"a/b/{len(data)}"
+        storage.create(name, data)
+        assert storage.read(name) == data
+        assert storage.size(name) == len(data)
+        assert storage.exists(name)
+
+
+def test_a_name_is_created_once(storage):
+    storage.create("a", b"first")
+    with pytest.raises(FileExistsError):
+        storage.create("a", b"second")
+    assert storage.read("a") == b"first"
+
+
+def test_ones_own_write_repeated_is_a_success(storage):
+    storage.create("a", b"mine")
+    storage.create("a", b"mine")
+
+
+def test_create_file_is_exclusive_whatever_the_content(storage):
+    assert storage.create_file("f/a", lambda path: path.write_bytes(b"12345")) == 5
+    with pytest.raises(FileExistsError):
+        storage.create_file("f/a", lambda path: path.write_bytes(b"12345"))
+    with storage.local_file("f/a") as path:
+        assert path.read_bytes() == b"12345"
+    assert storage.list("f") == ["f/a"]
+
+
+def test_a_writer_that_raises_leaves_nothing(storage):
+    def broken(path):
+        path.write_bytes(b"half")
+        raise RuntimeError("lost power")
+
+    with pytest.raises(RuntimeError, match="lost power"):
+        storage.create_file("f/a", broken)
+    assert storage.list("f") == []
+    if isinstance(storage, LocalStorage):
+        assert files_below(storage.root) == []
+
+
+def test_replace_puts_the_new_object_over_the_old(storage):
+    storage.replace("a", b"long old content")
+    storage.replace("a", b"new")
+    assert storage.read("a") == b"new"
+    assert storage.list() == ["a"]
+
+
+def test_what_is_missing_raises(storage):
+    for call in (storage.read, storage.size):
+        with pytest.raises(FileNotFoundError):
+            call("no/such")
+    with pytest.raises(FileNotFoundError), storage.local_file("no/such"):
+        pass
+    assert not storage.exists("no/such")
+    storage.delete("no/such")
+    storage.delete_folder("no")
+
+
+def test_listing_is_sorted_flat_and_fresh(storage):
+    assert storage.list("f") == []
+    for name in ("f/b", "f/a", "f/deep/c", "g"):
+        storage.create(name, b"x")
+        assert name in storage.list(name.rpartition("/")[0])
+    assert storage.list("f") == ["f/a", "f/b"]
+    assert storage.folders("f") == ["f/deep"]
+    assert storage.list() == ["g"]
+    assert storage.folders() == ["f"]
+    storage.delete("f/a")
+    assert storage.list("f") == ["f/b"]
+    storage.delete_folder("f")
+    assert storage.list("f") == []
+    assert storage.folders() == []
+
+
+def test_a_child_is_the_folder(storage):
+    storage.child("f").create("a", b"x")
+    assert storage.read("f/a") == b"x"
+    assert storage.child("f").list() == ["a"]
+
+
+@pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "../a", "a/../b", "a/.hidden", "."])
+def test_names_outside_the_folder_or_private_are_refused(storage, name):
+    with pytest.raises(AssertionError):
+        storage.create(name, b"x")
+
+
+def test_of_eight_threads_one_creates_each_name(storage):
+    barrier = threading.Barrier(8)
+
+    def write(token: int) -> list[int]:
+        won = []
+        barrier.wait()
+        for number in range(40):
+            try:
+                storage.create(f"race/{number:03d}", f"{token}:{number};".encode() * 500)
+                won.append(number)
+            except FileExistsError:
+                continue
+        return won
+
+    with ThreadPoolExecutor(8) as threads:
+        wins = list(threads.map(write, range(8)))
+    assert sorted(number for won in wins for number in won) == list(range(40))
+    for token, won in enumerate(wins):
+        for number in won:
+            assert storage.read(f"race/{number:03d}") == f"{token}:{number};".encode() * 500
+
+
+def test_readers_see_the_old_or_the_new_object_and_nothing_between(storage):
+    contents = {bytes([value]) * 50_000 for value in range(4)}
+    storage.replace("a", min(contents))
+    stop, torn = threading.Event(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            if storage.read("a") not in contents:
+                torn.append(True)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for _ in range(30):
+        for content in contents:
+            storage.replace("a", content)
+    stop.set()
+    for reader in readers:
+        reader.join(timeout=60)
+    assert not torn
+
+
+def test_of_four_processes_one_creates_each_name_and_listings_are_fresh(tmp_path):
+    storage = open_storage(tmp_path)
+    assert storage.list("race") == []
+    writers = [start_writer("race", str(tmp_path), str(token)) for token in range(4)]
+    try:
+        while len(list(tmp_path.glob("ready-*"))) < 4:
+            assert all(writer.poll() is None for writer in writers), "a writer ended before the start"
+        (tmp_path / "start").touch()
+        wins = [[int(line) for line in writer.communicate(timeout=120)[0].split()] for writer in writers]
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+    assert sorted(number for won in wins for number in won) == list(range(100))
+    assert storage.list("race") == [f"race/{number:03d}" for number in range(100)]
+    for token, won in enumerate(wins):
+        for number in won:
+            assert storage.read(f"race/{number:03d}") == f"{token} {number} ".encode() * 1000
+
+
+def test_a_writer_killed_halfway_leaves_nothing_visible(tmp_path):
+    storage = open_storage(tmp_path)
+    writer = start_writer("hang", str(tmp_path))
+    try:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "writing\n"
+    finally:
+        writer.kill()
+        writer.communicate()
+    assert storage.list("folder") == []
+    assert not storage.exists("folder/victim")
+    storage.create("folder/victim", b"the next writer is not in the way of what was left")
+    assert storage.list("folder") == ["folder/victim"]
+
+
+@pytest.fixture
+def small_volume(tmp_path):
+    """A file system of one megabyte."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no right to mount a small file system: {mounted.stderr.strip()}")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_full_volume_is_named_and_nothing_of_the_write_is_left(small_volume):
+    storage = open_storage(small_volume)
+    storage.create("pool/kept", b"k" * 600_000)
+    for write in (
+        lambda: storage.create("pool/new", b"n" * 600_000),
+        lambda: storage.replace("pool/kept", b"n" * 600_000),
+        lambda: storage.create_file("pool/new", lambda path: path.write_bytes(b"n" * 600_000)),
+    ):
+        with pytest.raises(OutOfSpaceError, match=f"no space left in {small_volume}/pool for (new|kept)"):
+            write()
+        assert files_below(small_volume) == ["pool/kept"]
+        assert storage.read("pool/kept") == b"k" * 600_000
+    storage.delete("pool/kept")
+    storage.create("pool/new", b"n" * 600_000)

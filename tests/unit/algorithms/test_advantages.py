@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+
+from gyre_core.algorithms.advantages import group_advantages
+
+NAN = np.nan
+
+
+def advantages(*rewards, scale=True):
+    return group_advantages(np.array(rewards, dtype=np.float64), scale).tolist()
+
+
+def test_values_worked_out_by_hand():
+    assert advantages(1, 0, 0, 0) == [1.5, -0.5, -0.5, -0.5]
+    assert advantages(1, 0, 0, 0, scale=False) == [0.75, -0.25, -0.25, -0.25]
+
+
+def test_a_row_without_score_stays_out_of_the_baseline():
+    root = 3**-0.5
+    assert advantages(1, NAN, 0, 1) == pytest.approx([root, 0, -2 * root, root], abs=1e-7)
+    assert advantages(1, NAN, 0, 1)[1] == 0.0
+
+
+@pytest.mark.parametrize("scale", [True, False])
+@pytest.mark.parametrize(
+    "rewards", [(1, 1, 1, 1), (0.3, 0.3, 0.3), (0.1 + 0.2, 0.3, 0.3), (0, 0), (NAN, NAN), (NAN, 5), (-7, NAN, -7)]
+)
+def test_no_variance_is_exactly_zero(rewards, scale):
+    assert advantages(*rewards, scale=scale) == [0.0] * len(rewards)
+
+
+def test_groups_do_not_mix():
+    """One prompt twice, all wrong and all right: merged they would give -0.935 and 0.935."""
+    assert advantages(0, 0, 0, 0) == [0.0] * 4
+    assert advantages(1, 1, 1, 1) == [0.0] * 4
+    assert advantages(0, 0, 0, 0, 1, 1, 1, 1)[0] == pytest.approx(-0.935, abs=1e-3)
+
+
+def test_a_group_of_one_is_refused():
+    with pytest.raises(ValueError, match=r"rollout\.samples_per_prompt"):
+        advantages(1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_scaled_advantages_have_mean_0_and_deviation_1_and_ignore_shift_and_scale(seed):
+    rng = np.random.default_rng(seed)
+    rewards = rng.normal(size=rng.integers(2, 40))
+    result = group_advantages(rewards, scale=True)
+    assert result.dtype == np.float32
+    assert result.mean() == pytest.approx(0, abs=1e-6), f"seed {seed}"
+    assert result.std(ddof=1) == pytest.approx(1, abs=1e-5), f"seed {seed}"
+    np.testing.assert_allclose(group_advantages(3 * rewards + 100, scale=True), result, atol=1e-5)
+    order = rng.permutation(len(rewards))
+    np.testing.assert_allclose(group_advantages(rewards[order], scale=True), result[order], atol=1e-6)

@@ -1,0 +1,416 @@
+"""The pool: admission once, draws by rule, uses counted, nothing deleted that a restored run could need."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from experience_samples import VERSION, grpo, make_group, plain
+
+from gyre_core.cluster.epochs import SupersededError, claim_epoch
+from gyre_core.config.schema import ExperienceConfig
+from gyre_core.experience.consumption import ConsumeRecord, DrawnMinibatch
+from gyre_core.experience.pool import Pool
+from gyre_core.experience.segments import segment_ids, write_segment
+from gyre_core.storage import open_storage
+from gyre_core.types import PolicyVersion
+
+REQUEST = "00000001-0000"
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return open_storage(tmp_path)
+
+
+def new_pool(storage, **settings):
+    return Pool(storage, ExperienceConfig(**settings), epoch=claim_epoch(storage, "test"))
+
+
+def admit(pool, storage, request_id, groups, step=1, now=0.0, skip=True):
+    write_segment(storage, request_id, groups)
+    return pool.admit(request_id, step, grpo, now, skip_dead_groups=skip)
+
+
+def live_groups(names, **changes):
+    return [make_group(name, [1.0, 0.0, 0.0, 0.0], **changes) for name in names]
+
+
+def draw(pool, seed=0, *, minibatches=2, size=4, now=0.0, current=VERSION, on_policy=False):
+    return pool.draw(
+        np.random.default_rng(seed),
+        minibatches=minibatches,
+        groups_per_minibatch=size,
+        now=now,
+        current=current,
+        on_policy=on_policy,
+    )
+
+
+def drawn_ids(drawn):
+    return [[group.group_id for group in part] for part in drawn]
+
+
+def consume(pool, step, drawn, now=0.0):
+    record = ConsumeRecord(step, tuple(DrawnMinibatch(tuple(part), 0.1, 0.0) for part in drawn))
+    pool.consume(record, now)
+    return record
+
+
+def test_admission_reports_what_came_in(storage):
+    pool = new_pool(storage)
+    groups = [make_group("a", [1.0, None, 0.0, 1.0]), make_group("b", [0.3] * 4), make_group("c", [None, 1.0])]
+    admission = admit(pool, storage, REQUEST, groups)
+    assert admission.outcome == "admitted"
+    assert [group.group_id for group in admission.groups] == ["a", "b"]
+    assert admission.samples == 7
+    assert admission.dead_groups == 1
+    assert admission.dropped == {"reward_abstained": 2, "group_too_small": 1}
+    [group] = pool.training_groups(["a"])
+    np.testing.assert_allclose(group.advantages, [0.577, -1.155, 0.577], atol=1e-3)
+    np.testing.assert_array_equal(group.rewards, [1.0, 0.0, 1.0])
+    assert [ids.tolist() for ids in group.completions] == [[0, 1, 2], [2, 3, 4], [3, 4, 5]]
+    assert group.reference is None
+
+
+def test_the_same_prompt_twice_is_two_groups(storage):
+    """Merged, the two would get advantages of ±0.935; apart, both are dead."""
+    pool = new_pool(storage)
+    groups = [make_group("a", [0.0] * 4, prompt_id="p"), make_group("b", [1.0] * 4, prompt_id="p")]
+    assert admit(pool, storage, REQUEST, groups).dead_groups == 2
+    for group in pool.training_groups(["a", "b"]):
+        assert group.advantages.tolist() == [0.0] * 4
+
+
+def test_dead_groups_are_drawn_only_when_they_are_not_skipped(storage):
+    groups = [make_group("dead", [0.3] * 4), *live_groups(["live"])]
+    skipping = new_pool(storage)
+    admit(skipping, storage, REQUEST, groups)
+    assert drawn_ids(draw(skipping)) == drawn_ids(draw(skipping, on_policy=True)) == [["live"]]
+    taking = new_pool(storage)
+    assert taking.admit(REQUEST, 1, grpo, 0.0, skip_dead_groups=False).dead_groups == 1
+    assert sorted(sum(drawn_ids(draw(taking)), [])) == ["dead", "live"]
+
+
+def test_a_request_is_admitted_once(storage):
+    pool = new_pool(storage)
+    first = admit(pool, storage, REQUEST, live_groups("ab"))
+    assert pool.admit(REQUEST, 1, grpo, 5.0, skip_dead_groups=True) is first
+    assert pool.metrics(0.0)["experience/groups"] == 2
+
+
+def test_a_corrupt_segment_is_put_aside_and_can_be_made_anew(storage):
+    pool = new_pool(storage)
+    storage.create(f"pool/{REQUEST}.parquet", b"")
+    admission = pool.admit(REQUEST, 1, grpo, 0.0, skip_dead_groups=True)
+    assert admission.outcome == "corrupt"
+    assert admission.reason == f"pool/{REQUEST}.parquet cannot be used: the file is empty"
+    assert admit(pool, storage, REQUEST, live_groups("a")).outcome == "admitted"
+    assert pool.metrics(0.0)["experience/quarantined"] == 1
+
+
+def test_a_missing_segment_is_an_error(storage):
+    with pytest.raises(FileNotFoundError):
+        new_pool(storage).admit(REQUEST, 1, grpo, 0.0, skip_dead_groups=True)
+
+
+def test_a_failing_advantage_function_leaves_the_pool_as_it_was(storage):
+    pool = new_pool(storage)
+    write_segment(storage, REQUEST, live_groups("a"))
+
+    def broken(rewards):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        pool.admit(REQUEST, 1, broken, 0.0, skip_dead_groups=True)
+    assert pool.admit(REQUEST, 1, grpo, 0.0, skip_dead_groups=True).outcome == "admitted"
+
+
+def test_a_late_segment_of_a_closed_step_is_ignored(storage):
+    pool = new_pool(storage)
+    pool.close(before_step=2)
+    assert admit(pool, storage, REQUEST, live_groups("a")).outcome == "ignored"
+    assert draw(pool) == []
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 7, 8])
+def test_on_policy_takes_all_own_fresh_groups_evenly(storage, count):
+    pool = new_pool(storage)
+    admit(pool, storage, REQUEST, live_groups([f"g{n}" for n in range(count)]))
+    admit(pool, storage, "00000001-0001", live_groups(["old"], version=PolicyVersion(1, 3)))
+    drawn = drawn_ids(draw(pool, minibatches=3, size=2, on_policy=True))
+    assert sorted(sum(drawn, [])) == sorted(f"g{n}" for n in range(count))
+    assert len(drawn) == min(3, count)
+    assert not drawn or max(map(len, drawn)) - min(map(len, drawn)) <= 1
+    assert all(group.weight == 1.0 for part in draw(pool, on_policy=True) for group in part)
+
+
+def test_on_policy_never_draws_twice(storage):
+    pool = new_pool(storage, max_uses=2)
+    admit(pool, storage, REQUEST, live_groups("ab"))
+    consume(pool, 1, draw(pool, on_policy=True))
+    assert draw(pool, on_policy=True) == []
+    assert sorted(sum(drawn_ids(draw(pool)), [])) == ["a", "b"]
+
+
+def test_draws_repeat_and_change_nothing(storage):
+    pool = new_pool(storage)
+    admit(pool, storage, REQUEST, live_groups([f"g{n}" for n in range(30)]))
+    assert plain(draw(pool, 5)) == plain(draw(pool, 5))
+    assert drawn_ids(draw(pool, 5)) != drawn_ids(draw(pool, 6))
+
+
+@pytest.mark.parametrize("max_uses", [1, 2, 3])
+def test_a_group_is_used_as_often_as_allowed(storage, max_uses):
+    pool = new_pool(storage, max_uses=max_uses)
+    admit(pool, storage, REQUEST, live_groups("abcdefgh"))
+    uses = Counter()
+    for step in range(1, 9):
+        drawn = draw(pool, step, minibatches=2, size=2)
+        consume(pool, step, drawn)
+        uses.update(sum(drawn_ids(drawn), []))
+    assert set(uses.values()) == {max_uses}
+    assert len(uses) == 8
+
+
+def test_half_of_a_draw_is_fresh_while_there_is_that_much(storage):
+    pool = new_pool(storage, max_uses=9, fresh_share=0.5, priority_alpha=0.0)
+    admit(pool, storage, REQUEST, live_groups([f"used{n}" for n in range(40)]))
+    for step in (1, 2):
+        consume(pool, step, [[group] for part in draw(pool, minibatches=1, size=40) for group in part])
+    admit(pool, storage, "00000002-0000", live_groups([f"new{n}" for n in range(5)]), step=2)
+    for seed in range(20):
+        names = sum(drawn_ids(draw(pool, seed, minibatches=2, size=4)), [])
+        assert sum(name.startswith("new") for name in names) >= 4
+    assert sum(name.startswith("new") for name in sum(drawn_ids(draw(pool, minibatches=2, size=10)), [])) == 5
+
+
+def test_no_prompt_takes_more_than_its_share_of_a_minibatch(storage):
+    pool = new_pool(storage, max_prompt_share=0.25)
+    common = [make_group(f"c{n}", [1.0, 0.0], prompt_id="common") for n in range(50)]
+    rare = [make_group(f"r{n}", [1.0, 0.0]) for n in range(20)]
+    admit(pool, storage, REQUEST, common + rare)
+    for seed in range(10):
+        for part in drawn_ids(draw(pool, seed, minibatches=3, size=8)):
+            assert len(part) in (7, 8)
+            assert sum(name.startswith("c") for name in part) <= 2
+
+
+def test_weights_correct_for_the_priority(storage):
+    """Advantages of 1 0 0 0 spread by .75 on the mean, of 1 1 0 0 by .866; the rewards raise by 0 and 1."""
+    pool = new_pool(storage, priority_alpha=0.5)
+    admit(pool, storage, REQUEST, [make_group("low", [1.0, 0, 0, 0]), make_group("high", [1.0, 1, 0, 0])])
+    weights = {group.group_id: group.weight for part in draw(pool) for group in part}
+    assert weights["low"] == 1.0
+    assert weights["high"] == pytest.approx(np.sqrt((0.75 + 0.01) / (2 * 0.8660254 + 0.01)))
+
+
+def test_a_large_policy_change_is_drawn_more(storage):
+    pool = new_pool(storage, priority_alpha=1.0)
+    admit(pool, storage, REQUEST, live_groups("abcd"))
+    pool.record_policy_change({"c": 6.74})  # Spread .75 and floor .01 for each: c weighs 7.5, the others .76.
+    first = Counter(sum(drawn_ids(draw(pool, seed, minibatches=1, size=1)), [])[0] for seed in range(400))
+    assert 250 < first["c"] < 350  # 7.5 of 9.78, 307 expected, six standard deviations.
+
+
+def test_age_weighs_down_and_then_drops(storage):
+    pool = new_pool(storage, time_window=90.0, priority_alpha=0.0)
+    admit(pool, storage, REQUEST, live_groups(["old"]), now=0.0)
+    admit(pool, storage, "00000001-0001", live_groups(["new"]), now=60.0)
+    first = Counter(sum(drawn_ids(draw(pool, seed, minibatches=1, size=1, now=60.0)), [])[0] for seed in range(400))
+    assert 20 < first["old"] < 90  # exp(-2) to 1 is 48 expected.
+    assert drawn_ids(draw(pool, now=90.0, minibatches=1)) != [["new"]]
+    assert drawn_ids(draw(pool, now=90.1, minibatches=1)) == [["new"]]
+    assert pool.expire(90.1) == 1
+    assert pool.expire(90.1) == 0
+    assert pool.metrics(90.1)["experience/groups"] == 1
+
+
+def test_the_oldest_groups_make_room(storage):
+    pool = new_pool(storage, buffer_size=10)
+    admit(pool, storage, REQUEST, live_groups("ab"), now=0.0)
+    admit(pool, storage, "00000001-0001", live_groups("c"), now=1.0)
+    metrics = pool.metrics(1.0)
+    assert metrics["experience/samples"] == 8
+    assert sorted(sum(drawn_ids(draw(pool)), [])) == ["b", "c"]
+
+
+def test_minibatches_follow_the_record(storage):
+    pool = new_pool(storage)
+    admit(pool, storage, REQUEST, live_groups("abc", reference=True))
+    record = consume(pool, 1, draw(pool, minibatches=2, size=2))
+    minibatches = pool.minibatches(record)
+    assert [[g.group_id for g in part.groups] for part in minibatches] == [
+        [g.group_id for g in part.groups] for part in record.minibatches
+    ]
+    for part, drawn in zip(minibatches, record.minibatches, strict=True):
+        assert (part.lr, part.kl_coef) == (0.1, 0.0)
+        for group, expected in zip(part.groups, drawn.groups, strict=True):
+            assert group.weight == expected.weight
+            assert group.advantages.tolist() == expected.advantages.tolist()
+            assert len(group.reference) == 4
+
+
+def test_a_step_is_consumed_once(storage):
+    pool = new_pool(storage, max_uses=2)
+    admit(pool, storage, REQUEST, live_groups("a"))
+    record = consume(pool, 1, draw(pool))
+    pool.consume(record, 0.0)
+    assert drawn_ids(draw(pool)) == [["a"]]
+
+
+def test_an_unknown_group_is_named(storage):
+    with pytest.raises(ValueError, match="does not hold group 'x'"):
+        new_pool(storage).training_groups(["x"])
+
+
+def test_groups_of_the_step_in_progress_stay_although_others_push_them_out(storage):
+    pool = new_pool(storage, buffer_size=4, max_uses=1)
+    admit(pool, storage, REQUEST, live_groups("a"), step=1, now=1.0)
+    record = consume(pool, 1, draw(pool))
+    admit(pool, storage, "00000002-0000", live_groups("b"), step=2, now=2.0)
+    admit(pool, storage, "00000002-0001", live_groups("c"), step=2, now=3.0)
+    assert [group.group_id for group in pool.minibatches(record)[0].groups] == ["a"]
+
+
+def test_metrics_by_hand(storage):
+    pool = new_pool(storage, time_window=100.0, max_uses=2)
+    write_segment(storage, REQUEST, [*live_groups("ab"), make_group("dead", [1.0] * 3), make_group("c", [None, 1.0])])
+    pool.admit(REQUEST, 1, grpo, 0.0, skip_dead_groups=True)
+    consume(pool, 1, draw(pool, minibatches=1, size=1, now=10.0), now=10.0)
+    metrics = pool.metrics(60.0)
+    assert metrics.pop("experience/bytes") == storage.size(f"pool/{REQUEST}.parquet")
+    assert metrics == {
+        "experience/samples": 8.0,
+        "experience/groups": 2.0,
+        "experience/fresh_samples": 4.0,
+        "experience/stale_share": 1.0,
+        "experience/segments": 1.0,
+        "experience/quarantined": 0.0,
+        "experience/admitted": 11.0,
+        "experience/dead_groups": 1.0,
+        "experience/consumed": 4.0,
+        "experience/reused_share": 0.0,
+        "experience/mean_age": 10.0,
+        "experience/effective_sampling_rate": 1.0,
+        "experience/dropped/reward_abstained": 1.0,
+        "experience/dropped/group_too_small": 1.0,
+    }
+
+
+def busy_pool(storage, seed, steps=6, **settings):
+    """A pool that has lived through some steps."""
+    rng = np.random.default_rng(seed)
+    pool = new_pool(storage, buffer_size=80, time_window=4.5, max_uses=2, **settings)
+    for step in range(1, steps + 1):
+        for shard in range(3):
+            groups = [
+                make_group(f"{step}-{shard}-{n}", rng.integers(0, 2, 4).astype(float).tolist(), prompt_id=str(n), step=step)
+                for n in range(4)
+            ]
+            admit(pool, storage, f"{step:08d}-{shard:04d}", groups, step=step, now=step)
+        consume(pool, step, draw(pool, step, minibatches=2, size=3, now=step), now=step)
+        pool.expire(step)
+    return pool
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_restored_pool_goes_on_exactly_as_the_original(storage, seed, tmp_path):
+    pool = busy_pool(storage, seed)
+    snapshot = pool.snapshot(6)
+    restored = Pool.restore(storage, pool._config, 2, snapshot)
+    for step in range(7, 12):
+        for each in (pool, restored):
+            if step == 8:
+                write_segment(storage, "00000008-0000", live_groups("xyz"))
+                each.admit("00000008-0000", 8, grpo, 8.0, skip_dead_groups=True)
+        first, second = (draw(each, step, minibatches=2, size=3, now=step) for each in (pool, restored))
+        assert plain(first) == plain(second)
+        ids = sum(drawn_ids(first), [])
+        assert plain(pool.training_groups(ids)) == plain(restored.training_groups(ids))
+        for each in (pool, restored):
+            consume(each, step, first, now=step)
+            each.expire(step)
+        ours, theirs = pool.metrics(step), restored.metrics(step)
+        for name in ("samples", "groups", "fresh_samples", "stale_share", "consumed", "mean_age"):
+            assert ours.get(f"experience/{name}") == theirs.get(f"experience/{name}")
+
+
+def test_a_restored_pool_ignores_what_was_admitted_and_takes_what_was_not(storage):
+    pool = busy_pool(storage, 1, steps=2)
+    snapshot = pool.snapshot(2)
+    admit(pool, storage, "00000003-0000", live_groups("a"), step=3)
+    restored = Pool.restore(storage, pool._config, 2, snapshot)
+    assert restored.admit("00000002-0001", 3, grpo, 3.0, skip_dead_groups=True).outcome == "ignored"
+    assert restored.admit("00000003-0000", 3, grpo, 3.0, skip_dead_groups=True).outcome == "admitted"
+
+
+def test_a_foreign_snapshot_is_refused(storage):
+    table = new_pool(storage).snapshot(0).replace_schema_metadata({"gyre.format": "snapshot/9"})
+    with pytest.raises(ValueError, match="has format 'snapshot/9', and this version reads 'snapshot/1'"):
+        Pool.restore(storage, ExperienceConfig(), 1, table)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_that_a_kept_checkpoint_refers_to_is_ever_deleted(storage, seed):
+    pool = busy_pool(storage, seed)
+    early = pool.snapshot(6)
+    for step in range(7, 14):
+        consume(pool, step, draw(pool, step, minibatches=2, size=3, now=step), now=step)
+        pool.expire(step)
+    pool.snapshot(13)
+    pool.pin_from(6)
+    restored = Pool.restore(storage, pool._config, 2, early)
+    for group_id in restored._index.group_ids:
+        restored.training_groups([group_id])
+    before = len(segment_ids(storage))
+    assert pool.pin_from(13) > 0
+    assert len(segment_ids(storage)) < before
+    assert pool.pin_from(13) == 0
+
+
+def test_leftovers_of_frozen_workers_go_and_never_come_back(storage):
+    pool = new_pool(storage, max_uses=1)
+    admit(pool, storage, REQUEST, live_groups("a"), step=1)
+    consume(pool, 1, draw(pool))
+    consume(pool, 2, [])
+    pool.close(before_step=1)
+    pool.snapshot(2)
+    assert pool.pin_from(2) == 1
+    data = b"published by a worker that checked for the tombstone before it was written"
+    storage.create(f"pool/{REQUEST}.parquet", data)
+    storage.create("pool/00000000-0000.parquet", data)
+    assert pool.admit(REQUEST, 3, grpo, 0.0, skip_dead_groups=True).outcome == "ignored"
+    assert pool.pin_from(2) == 2
+    assert segment_ids(storage) == []
+
+
+def test_a_straggler_that_a_restored_run_must_make_again_is_not_barred(storage):
+    """Closed since the checkpoint, the request is open again for whoever restores it."""
+    pool = new_pool(storage)
+    checkpoint = pool.snapshot(0)
+    pool.close(before_step=9)
+    write_segment(storage, REQUEST, live_groups("a"))
+    pool.pin_from(0)
+    restored = Pool.restore(storage, ExperienceConfig(), 2, checkpoint)
+    assert restored.admit(REQUEST, 1, grpo, 0.0, skip_dead_groups=True).outcome == "admitted"
+
+
+def test_requests_and_tombstones_of_closed_steps_are_pruned(storage):
+    pool = new_pool(storage)
+    for name in ("requests/00000001-0000.1", "claims/00000001-0000.1", "requests/00000002-0000.1"):
+        storage.create(name, b"x")
+    pool.close(before_step=2)
+    pool.snapshot(2)
+    pool.pin_from(2)
+    assert storage.list("requests") == ["requests/00000002-0000.1"]
+    assert storage.list("claims") == []
+
+
+def test_a_superseded_owner_deletes_nothing(storage):
+    pool = busy_pool(storage, 0)
+    pool.snapshot(6)
+    claim_epoch(storage, "the next owner")
+    before = segment_ids(storage)
+    with pytest.raises(SupersededError, match="owned by the next owner"):
+        pool.pin_from(6)
+    assert segment_ids(storage) == before

@@ -1,0 +1,139 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from gyre_core.monitor.metrics import MetricsWriter, StepMetrics, read_metrics
+
+
+def lines(folder: Path) -> list[dict[str, float | None]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def write(folder: Path, steps: range, tensorboard: bool = False) -> None:
+    writer = MetricsWriter(folder, tensorboard=tensorboard)
+    for step in steps:
+        writer.write(step, {"reward": step / 2}, now=100.0 + step)
+    writer.close()
+
+
+def test_a_step_is_one_flat_line(tmp_path: Path):
+    write(tmp_path, range(2))
+    assert lines(tmp_path) == [
+        {"step": 0, "time": 100.0, "reward": 0.0, "health/non_finite": 0},
+        {"step": 1, "time": 101.0, "reward": 0.5, "health/non_finite": 0},
+    ]
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["reward", "kl", "loss"]), st.floats(width=64)), max_size=5))
+def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, steps: list[dict[str, float]]):
+    folder = tmp_path_factory.mktemp("run")
+    writer = MetricsWriter(folder, tensorboard=False)
+    for step, metrics in enumerate(steps):
+        writer.write(step, metrics, now=float(step))
+    rows = read_metrics(folder)
+    assert [row.step for row in rows] == list(range(len(steps)))
+    for row, metrics in zip(rows, steps, strict=True):
+        assert row.metrics["health/non_finite"] == sum(not math.isfinite(value) for value in metrics.values())
+        assert row.metrics.keys() == metrics.keys() | {"health/non_finite"}
+        for name, value in metrics.items():
+            assert row.metrics[name] == value or (math.isnan(row.metrics[name]) and not math.isfinite(value))
+
+
+def test_a_value_that_is_not_finite_is_null_and_counted(tmp_path: Path):
+    writer = MetricsWriter(tmp_path, tensorboard=False)
+    writer.write(0, {"loss": math.nan, "kl": math.inf, "reward": 1.0}, now=0.0)
+    [line] = lines(tmp_path)
+    assert line == {"step": 0, "time": 0.0, "loss": None, "kl": None, "reward": 1.0, "health/non_finite": 2}
+    writer.write(0, {"loss": 0.25}, now=1.0)
+    [line] = lines(tmp_path)
+    assert line == {"step": 0, "time": 0.0, "loss": 0.25, "kl": None, "reward": 1.0, "health/non_finite": 1}
+
+
+def test_an_unregistered_name_writes_nothing(tmp_path: Path):
+    writer = MetricsWriter(tmp_path, tensorboard=False)
+    with pytest.raises(ValueError, match="'rewrad' is not registered"):
+        writer.write(0, {"reward": 1.0, "rewrad": 1.0}, now=0.0)
+    assert read_metrics(tmp_path) == []
+
+
+def test_a_step_written_again_joins_its_line(tmp_path: Path):
+    writer = MetricsWriter(tmp_path, tensorboard=False)
+    writer.write(1, {"reward": 0.5, "time/step": 3.0}, now=10.0)
+    writer.write(2, {"reward": 0.6}, now=20.0)
+    writer.write(2, {"reward": 0.6}, now=21.0)
+    writer.write(1, {"eval/heldout/reward": 0.75, "time/step": 4.0}, now=30.0)
+    writer.write(0, {"eval/heldout/reward": 0.25}, now=40.0)
+    assert [(row.step, row.time) for row in read_metrics(tmp_path)] == [(0, 40.0), (1, 10.0), (2, 20.0)]
+    assert read_metrics(tmp_path)[1].metrics == {
+        "reward": 0.5,
+        "time/step": 4.0,
+        "eval/heldout/reward": 0.75,
+        "health/non_finite": 0,
+    }
+
+
+def test_every_torn_last_line_is_passed_over_and_repaired(tmp_path: Path):
+    write(tmp_path, range(2))
+    path = tmp_path / "metrics.jsonl"
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for length in range(first, len(whole)):
+        path.write_bytes(whole[:length])
+        assert [row.step for row in read_metrics(tmp_path)] == [0]
+        writer = MetricsWriter(tmp_path, tensorboard=False)
+        writer.write(1, {"reward": 0.5}, now=101.0)
+        assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "7", "{}", '{"step": null, "time": 1}', '{"step": 1, "time": 1, "kl": []}']
+)
+def test_a_foreign_line_is_named(tmp_path: Path, line: str):
+    write(tmp_path, range(1))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2"):
+        read_metrics(tmp_path)
+
+
+def test_a_folder_without_metrics_is_empty(tmp_path: Path):
+    assert read_metrics(tmp_path) == []
+
+
+def test_resuming_equals_never_having_stopped(tmp_path: Path):
+    write(tmp_path / "whole", range(9))
+    write(tmp_path / "resumed", range(7))
+    writer = MetricsWriter(tmp_path / "resumed", tensorboard=False)
+    assert writer.truncate_after(4) == 2
+    assert writer.truncate_after(4) == 0
+    for step in range(5, 9):
+        writer.write(step, {"reward": step / 2}, now=100.0 + step)
+    assert read_metrics(tmp_path / "resumed") == read_metrics(tmp_path / "whole")
+
+
+def test_tensorboard_shows_each_value_once_after_retry_evaluation_and_resume(tmp_path: Path):
+    write(tmp_path, range(7), tensorboard=True)
+    writer = MetricsWriter(tmp_path, tensorboard=True)
+    writer.truncate_after(4)
+    for step in range(5, 8):
+        writer.write(step, {"reward": 10.0 + step}, now=200.0 + step)
+    writer.write(7, {"reward": 17.0}, now=208.0)
+    writer.write(6, {"eval/heldout/reward": 0.5}, now=209.0)
+    writer.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("reward")] == [
+        *((step, step / 2) for step in range(5)),
+        *((step, 10.0 + step) for step in range(5, 8)),
+    ]
+    assert [(event.step, event.value) for event in events.Scalars("eval/heldout/reward")] == [(6, 0.5)]
+
+
+def test_rows_are_values(tmp_path: Path):
+    write(tmp_path, range(1))
+    assert read_metrics(tmp_path) == [StepMetrics(0, 100.0, {"reward": 0.0, "health/non_finite": 0.0})]
