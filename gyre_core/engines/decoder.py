@@ -81,6 +81,7 @@ class Decoder:
             if job.sampling not in self._settings:
                 self._settings.append(job.sampling)
 
+    @torch.inference_mode()
     def drop(self, jobs: set[Job]) -> list[Arrival]:
         """Give up what is left of these groups; returns a None for each of their sequences."""
         dropped = [job for job in self._waiting if job in jobs for _ in range(job.sampling.samples)]

@@ -134,18 +134,20 @@ async def test_no_requests_give_no_completions(engine):
     assert await collect(engine, [], SamplingParameters(2, 3)) == {}
 
 
-async def test_abort_ends_a_group_and_spares_the_others(engine):
+@pytest.mark.parametrize("gone", [(0, 5), (1, 2), (1, 5)])
+async def test_abort_ends_a_group_and_spares_the_others(engine, gone):
     groups = requests(6)
     sampling = SamplingParameters(3, 300, seed=4)
     task = asyncio.create_task(collect(engine, groups, sampling))
     while not engine.stats().in_flight:
         await asyncio.sleep(0)
-    await engine.abort(["g1", "g5", "unknown"])
+    await engine.abort([*(f"g{group}" for group in gone), "unknown"])
     completions = await task
-    spared = {(f"g{group}", sample) for group in (0, 2, 3, 4) for sample in range(3)}
+    rest = [group for index, group in enumerate(groups) if index not in gone]
+    spared = {(group.group_id, sample) for group in rest for sample in range(3)}
     assert spared <= completions.keys()
     assert len(completions) < 18
-    expected = content(await collect(engine, [groups[0], *groups[2:5]], sampling))
+    expected = content(await collect(engine, rest, sampling))
     assert {key: value for key, value in content(completions).items() if key in spared} == expected
 
 

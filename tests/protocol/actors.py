@@ -50,7 +50,7 @@ class Actor:
         def body() -> None:
             try:
                 work(self.storage)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - whoever started the actor judges it.
                 self.error = error
             self._stopped.set()
 

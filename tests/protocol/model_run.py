@@ -8,15 +8,23 @@ from collections import Counter
 
 import numpy as np
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from gyre_core.algorithms.advantages import group_advantages
 from gyre_core.cluster.claims import claim
 from gyre_core.cluster.epochs import claim_epoch, require_current
-from gyre_core.cluster.requests import announce, announced, latest_attempt, read_request, request_name
+from gyre_core.cluster.requests import announce, announced, latest_attempt, read_request, request_name, request_step
 from gyre_core.config.schema import ExperienceConfig
 from gyre_core.experience.consumption import ConsumeRecord, DrawnMinibatch, read_consumption, write_consumption
 from gyre_core.experience.pool import Pool
-from gyre_core.experience.segments import open_requests, read_segment, segment_exists, write_segment
+from gyre_core.experience.segments import (
+    open_requests,
+    read_segment,
+    segment_exists,
+    segment_ids,
+    segment_name,
+    write_segment,
+)
 from gyre_core.storage import Storage
 from gyre_core.types import (
     Completion,
@@ -60,6 +68,10 @@ def generate(request: RolloutRequest, writer: int) -> list[RolloutGroup]:
             rollouts.append(Rollout(completion, Score({"r": float(index)}, float(index), "scored"), None))
         groups.append(RolloutGroup(wanted.group_id, wanted.prompt, request.step, request.version, tuple(rollouts)))
     return groups
+
+
+def scaled_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float32]:
+    return group_advantages(rewards, scale=True)
 
 
 def check_segment(request_id: str, groups: list[RolloutGroup]) -> None:
@@ -114,7 +126,7 @@ class Owner:
         name = names[0] if fall_back else names[-1]
         table = pq.read_table(io.BytesIO(storage.read(name)))
         self.step = int(name.rpartition("-")[2])
-        self.history = [tuple(item) for item in json.loads(table.schema.metadata[b"history"])]
+        self.history = [(epoch, step, groups) for epoch, step, groups in json.loads(table.schema.metadata[b"history"])]
         self.checkpoints = [self.step]
         self.pool = Pool.restore(storage, self.config, self.epoch, table)
 
@@ -123,6 +135,9 @@ class Owner:
         assert self.pool is not None
         self.pool._storage = self.pool._ledger._storage = storage
         step = self.step + 1
+        for request_id in segment_ids(storage):
+            if request_step(request_id) < step:  # Late or left over: the pool must know that it had these.
+                self.pool.admit(request_id, step, scaled_advantages, step, skip_dead_groups=True)
         waiting = [self._missing(storage, step, shard, reissue) for shard in range(SHARDS)] if ask else []
         if not any(waiting):
             self._train(storage, step)
@@ -134,9 +149,7 @@ class Owner:
             if reissue or attempt == 0:
                 announce(storage, request, attempt + 1)
             return True
-        admission = self.pool.admit(
-            request.request_id, step, lambda rewards: group_advantages(rewards, True), step, skip_dead_groups=True
-        )
+        admission = self.pool.admit(request.request_id, step, scaled_advantages, step, skip_dead_groups=True)
         assert admission.outcome != "ignored", "a request of a step that is not trained yet was settled"
         if admission.outcome == "corrupt":
             announce(storage, request, latest_attempt(storage, request.request_id) + 1)
@@ -191,14 +204,25 @@ class Owner:
         return Counter(group for _, _, groups in self.history for group in groups)
 
 
-def check_objects(storage: Storage, damaged: set[str]) -> None:
-    """Every object that a reader can find is whole and what its name says; `damaged` ones were broken on purpose."""
-    for name in storage.list("pool"):
-        stem = name.removeprefix("pool/").removesuffix(".parquet")
-        if name not in damaged and not storage.exists(f"quarantine/{stem}.json"):
-            request_id = stem.partition(".")[0]
+def check_objects(storage: Storage, damaged: set[str], checked: dict[str, bytes]) -> None:
+    """Every object that a reader can find is whole and what its name says.
+
+    `damaged` ones were broken on purpose; `checked` remembers what was found right before.
+    """
+
+    def is_new(name: str) -> bool:
+        data = storage.read(name)
+        if checked.get(name) == data:
+            return False
+        checked[name] = data
+        return True
+
+    for request_id in segment_ids(storage):
+        name = segment_name(storage, request_id)
+        if name not in damaged and is_new(name):
             check_segment(request_id, read_segment(storage, request_id))
     for request_id, attempt in announced(storage).items():
-        assert read_request(storage, request_id, attempt).request_id == request_id
+        if is_new(f"requests/{request_id}.{attempt}"):
+            assert read_request(storage, request_id, attempt).request_id == request_id
     for name in storage.list("policy"):
         assert str(PolicyVersion(**json.loads(storage.read(name)))) == name.removeprefix("policy/")

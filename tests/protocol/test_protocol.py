@@ -32,12 +32,15 @@ class StorageProtocol(RuleBasedStateMachine):
     def start(self, max_uses: int, window: float, buffer_size: int) -> None:
         self.root = f"/{uuid.uuid4().hex}"
         self.storage = open_storage(f"memory:/{self.root}")
-        self.config = ExperienceConfig(max_uses=max_uses, time_window=window, buffer_size=buffer_size, max_prompt_share=1)
+        self.config = ExperienceConfig(
+            max_uses=max_uses, time_window=window, buffer_size=buffer_size, max_prompt_share=1
+        )
         self.forgets = window < 1e9 or buffer_size < 9999
         self.owner: Owner | None = None
         self.owners: list[Owner] = []
         self.zombies: list[Actor] = []
         self.damaged: set[str] = set()
+        self.checked: dict[str, bytes] = {}
         self.writers = 0
 
     def run_actor(self, work, fault: Fault | None) -> Actor:
@@ -69,9 +72,15 @@ class StorageProtocol(RuleBasedStateMachine):
             self.owner = None
 
     @precondition(lambda self: self.owner is not None)
-    @rule(reissue=st.booleans(), fault=FAULTS)
-    def advance(self, reissue: bool, fault: Fault | None) -> None:
+    @rule(answered=st.booleans(), reissue=st.booleans(), fault=FAULTS)
+    def advance(self, answered: bool, reissue: bool, fault: Fault | None) -> None:
+        """The owner's next move, after the workers answered all that is open or as things stand."""
         owner = self.owner
+        if answered:
+            self.run_owner(lambda storage: owner.advance(storage, reissue=True), None)
+            self.answer_all()
+            if self.owner is None:
+                return
         self.run_owner(lambda storage: owner.advance(storage, reissue), fault)
 
     @precondition(lambda self: self.owner is not None)
@@ -89,8 +98,7 @@ class StorageProtocol(RuleBasedStateMachine):
     @rule(steps=st.integers(1, 3))
     def calm(self, steps: int) -> None:
         """Some steps without faults, so that runs get far enough for deletions."""
-        if self.owner is None:
-            self.take_over(False, None)
+        self.ensure_owner()
         self.make_steps(steps)
 
     @precondition(lambda self: self.zombies)
@@ -116,13 +124,18 @@ class StorageProtocol(RuleBasedStateMachine):
     @invariant()
     def readers_see_whole_objects(self) -> None:
         if hasattr(self, "storage"):
-            check_objects(self.storage, self.damaged)
+            check_objects(self.storage, self.damaged, self.checked)
 
     @invariant()
     def nothing_is_doubled(self) -> None:
         if getattr(self, "owner", None) is not None:
             assert max(self.owner.uses().values(), default=0) <= self.config.max_uses
             assert [step for _, step, _ in self.owner.history] == list(range(1, self.owner.step + 1))
+
+    def ensure_owner(self) -> None:
+        """A new owner, unless the present one is alive and not superseded."""
+        if self.owner is None or self.owner.epoch != current_epoch(self.storage):
+            self.take_over(False, None)
 
     def make_steps(self, count: int, ask: bool = True) -> None:
         """That many steps of the owner, without faults; a lost attempt is issued anew."""
@@ -131,17 +144,19 @@ class StorageProtocol(RuleBasedStateMachine):
             if self.owner.step == target:
                 return
             self.owner.advance(self.storage, reissue=True, ask=ask)
-            for pick in range(2):
-                self.writers += 1
-                serve(self.storage, self.writers, pick)
+            self.answer_all()
         raise AssertionError("the run does not get on, although nothing fails any more")
+
+    def answer_all(self) -> None:
+        for pick in range(2):
+            self.writers += 1
+            serve(self.storage, self.writers, pick)
 
     def teardown(self) -> None:
         """The run recovers, trains on all that it has, and its books are right; then zombies do their worst."""
         if not hasattr(self, "storage"):
             return
-        if self.owner is None:
-            self.take_over(False, None)
+        self.ensure_owner()
         self.make_steps(2)
         asked = self.owner.step
         self.make_steps(3 + asked * self.config.max_uses, ask=False)
@@ -150,9 +165,11 @@ class StorageProtocol(RuleBasedStateMachine):
         while self.zombies:
             self.thaw(0)
         self.readers_see_whole_objects()
-        heir = Owner(self.config)
-        heir.open(self.storage, fall_back=False)
-        assert heir.history == [tuple(item) for item in self.owner.history]
+        for fall_back in (True, False):
+            heir = Owner(self.config)
+            heir.open(self.storage, fall_back)
+            heir.pool.training_groups(heir.pool._index.group_ids)
+        assert heir.history == self.owner.history
         fsspec.filesystem("memory").rm(self.root, recursive=True)
 
     def check_lineage(self, asked: int) -> None:
@@ -169,7 +186,7 @@ class StorageProtocol(RuleBasedStateMachine):
 
 TestStorageProtocol = StorageProtocol.TestCase
 TestStorageProtocol.settings = settings(
-    max_examples=60,
+    max_examples=40,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,

@@ -27,7 +27,9 @@ def test_a_superseded_owner_is_told_by_whom(tmp_path):
     epoch = claim_epoch(storage, "host a, process 7")
     require_current(storage, epoch)
     claim_epoch(storage, "host b, process 9")
-    with pytest.raises(SupersededError, match="epoch 1 of this run was superseded by epoch 2, owned by host b, process 9"):
+    with pytest.raises(
+        SupersededError, match="epoch 1 of this run was superseded by epoch 2, owned by host b, process 9"
+    ):
         require_current(storage, epoch)
 
 

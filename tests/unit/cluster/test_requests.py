@@ -23,7 +23,10 @@ def storage(tmp_path):
     return open_storage(tmp_path)
 
 
-def make_request(step=3, shard=1, version=PolicyVersion(2, 7), columns=None):
+VERSION = PolicyVersion(2, 7)
+
+
+def make_request(step=3, shard=1, version=VERSION, columns=None):
     prompts = [
         Prompt("p0", "2+2=", "2+2=", np.array([1, 2**31 - 1], np.int32), columns or {}),
         Prompt("p1", [{"role": "user", "content": "é☃\n"}], "<é>", np.empty(0, np.int32), {"answer": None, "n": [1.5]}),

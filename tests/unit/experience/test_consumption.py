@@ -27,7 +27,9 @@ def random_record(seed, step=9):
     minibatches = tuple(
         DrawnMinibatch(
             tuple(
-                DrawnGroup(f"g{part}-{index}", float(rng.random()), rng.normal(size=rng.integers(2, 9)).astype("float32"))
+                DrawnGroup(
+                    f"g{part}-{index}", float(rng.random()), rng.normal(size=rng.integers(2, 9)).astype("float32")
+                )
                 for index in range(rng.integers(1, 6))
             ),
             float(rng.random()),

@@ -15,9 +15,7 @@ def test_choice_keeps_the_fresh_share_and_the_cap(seed):
     size, count, cap = int(rng.integers(0, 60)), int(rng.integers(1, 30)), int(rng.integers(1, 5))
     fresh = rng.random(size) < rng.random()
     prompts = rng.integers(0, 12, size).astype(np.uint64)
-    chosen = choose(
-        rng.random(size) + 0.1, fresh, prompts, count=count, fresh_share=0.5, prompt_cap=cap, rng=rng
-    )
+    chosen = choose(rng.random(size) + 0.1, fresh, prompts, count=count, fresh_share=0.5, prompt_cap=cap, rng=rng)
     assert len(set(chosen.tolist())) == len(chosen)
     assert max(Counter(prompts[chosen].tolist()).values(), default=0) <= cap
     # The draw is as large as the cap allows, whatever the order of drawing.

@@ -50,6 +50,10 @@ def drawn_ids(drawn):
     return [[group.group_id for group in part] for part in drawn]
 
 
+def all_ids(drawn):
+    return [name for part in drawn_ids(drawn) for name in part]
+
+
 def consume(pool, step, drawn, now=0.0):
     record = ConsumeRecord(step, tuple(DrawnMinibatch(tuple(part), 0.1, 0.0) for part in drawn))
     pool.consume(record, now)
@@ -88,7 +92,7 @@ def test_dead_groups_are_drawn_only_when_they_are_not_skipped(storage):
     assert drawn_ids(draw(skipping)) == drawn_ids(draw(skipping, on_policy=True)) == [["live"]]
     taking = new_pool(storage)
     assert taking.admit(REQUEST, 1, grpo, 0.0, skip_dead_groups=False).dead_groups == 1
-    assert sorted(sum(drawn_ids(draw(taking)), [])) == ["dead", "live"]
+    assert sorted(all_ids(draw(taking))) == ["dead", "live"]
 
 
 def test_a_request_is_admitted_once(storage):
@@ -138,7 +142,7 @@ def test_on_policy_takes_all_own_fresh_groups_evenly(storage, count):
     admit(pool, storage, REQUEST, live_groups([f"g{n}" for n in range(count)]))
     admit(pool, storage, "00000001-0001", live_groups(["old"], version=PolicyVersion(1, 3)))
     drawn = drawn_ids(draw(pool, minibatches=3, size=2, on_policy=True))
-    assert sorted(sum(drawn, [])) == sorted(f"g{n}" for n in range(count))
+    assert sorted(name for part in drawn for name in part) == sorted(f"g{n}" for n in range(count))
     assert len(drawn) == min(3, count)
     assert not drawn or max(map(len, drawn)) - min(map(len, drawn)) <= 1
     assert all(group.weight == 1.0 for part in draw(pool, on_policy=True) for group in part)
@@ -149,7 +153,7 @@ def test_on_policy_never_draws_twice(storage):
     admit(pool, storage, REQUEST, live_groups("ab"))
     consume(pool, 1, draw(pool, on_policy=True))
     assert draw(pool, on_policy=True) == []
-    assert sorted(sum(drawn_ids(draw(pool)), [])) == ["a", "b"]
+    assert sorted(all_ids(draw(pool))) == ["a", "b"]
 
 
 def test_draws_repeat_and_change_nothing(storage):
@@ -167,7 +171,7 @@ def test_a_group_is_used_as_often_as_allowed(storage, max_uses):
     for step in range(1, 9):
         drawn = draw(pool, step, minibatches=2, size=2)
         consume(pool, step, drawn)
-        uses.update(sum(drawn_ids(drawn), []))
+        uses.update(all_ids(drawn))
     assert set(uses.values()) == {max_uses}
     assert len(uses) == 8
 
@@ -179,9 +183,9 @@ def test_half_of_a_draw_is_fresh_while_there_is_that_much(storage):
         consume(pool, step, [[group] for part in draw(pool, minibatches=1, size=40) for group in part])
     admit(pool, storage, "00000002-0000", live_groups([f"new{n}" for n in range(5)]), step=2)
     for seed in range(20):
-        names = sum(drawn_ids(draw(pool, seed, minibatches=2, size=4)), [])
+        names = all_ids(draw(pool, seed, minibatches=2, size=4))
         assert sum(name.startswith("new") for name in names) >= 4
-    assert sum(name.startswith("new") for name in sum(drawn_ids(draw(pool, minibatches=2, size=10)), [])) == 5
+    assert sum(name.startswith("new") for name in all_ids(draw(pool, minibatches=2, size=10))) == 5
 
 
 def test_no_prompt_takes_more_than_its_share_of_a_minibatch(storage):
@@ -208,7 +212,7 @@ def test_a_large_policy_change_is_drawn_more(storage):
     pool = new_pool(storage, priority_alpha=1.0)
     admit(pool, storage, REQUEST, live_groups("abcd"))
     pool.record_policy_change({"c": 6.74})  # Spread .75 and floor .01 for each: c weighs 7.5, the others .76.
-    first = Counter(sum(drawn_ids(draw(pool, seed, minibatches=1, size=1)), [])[0] for seed in range(400))
+    first = Counter(all_ids(draw(pool, seed, minibatches=1, size=1))[0] for seed in range(400))
     assert 250 < first["c"] < 350  # 7.5 of 9.78, 307 expected, six standard deviations.
 
 
@@ -216,7 +220,7 @@ def test_age_weighs_down_and_then_drops(storage):
     pool = new_pool(storage, time_window=90.0, priority_alpha=0.0)
     admit(pool, storage, REQUEST, live_groups(["old"]), now=0.0)
     admit(pool, storage, "00000001-0001", live_groups(["new"]), now=60.0)
-    first = Counter(sum(drawn_ids(draw(pool, seed, minibatches=1, size=1, now=60.0)), [])[0] for seed in range(400))
+    first = Counter(all_ids(draw(pool, seed, minibatches=1, size=1, now=60.0))[0] for seed in range(400))
     assert 20 < first["old"] < 90  # exp(-2) to 1 is 48 expected.
     assert drawn_ids(draw(pool, now=90.0, minibatches=1)) != [["new"]]
     assert drawn_ids(draw(pool, now=90.1, minibatches=1)) == [["new"]]
@@ -231,7 +235,7 @@ def test_the_oldest_groups_make_room(storage):
     admit(pool, storage, "00000001-0001", live_groups("c"), now=1.0)
     metrics = pool.metrics(1.0)
     assert metrics["experience/samples"] == 8
-    assert sorted(sum(drawn_ids(draw(pool)), [])) == ["b", "c"]
+    assert sorted(all_ids(draw(pool))) == ["b", "c"]
 
 
 def test_minibatches_follow_the_record(storage):
@@ -304,7 +308,9 @@ def busy_pool(storage, seed, steps=6, **settings):
     for step in range(1, steps + 1):
         for shard in range(3):
             groups = [
-                make_group(f"{step}-{shard}-{n}", rng.integers(0, 2, 4).astype(float).tolist(), prompt_id=str(n), step=step)
+                make_group(
+                    f"{step}-{shard}-{n}", rng.integers(0, 2, 4).astype(float).tolist(), prompt_id=str(n), step=step
+                )
                 for n in range(4)
             ]
             admit(pool, storage, f"{step:08d}-{shard:04d}", groups, step=step, now=step)
@@ -325,7 +331,7 @@ def test_a_restored_pool_goes_on_exactly_as_the_original(storage, seed, tmp_path
                 each.admit("00000008-0000", 8, grpo, 8.0, skip_dead_groups=True)
         first, second = (draw(each, step, minibatches=2, size=3, now=step) for each in (pool, restored))
         assert plain(first) == plain(second)
-        ids = sum(drawn_ids(first), [])
+        ids = all_ids(first)
         assert plain(pool.training_groups(ids)) == plain(restored.training_groups(ids))
         for each in (pool, restored):
             consume(each, step, first, now=step)

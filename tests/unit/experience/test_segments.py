@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from experience_samples import make_group, plain, random_groups
+from experience_samples import plain, random_groups
 
 from gyre_core.experience.schema import SEGMENT_FORMAT, groups_to_table
 from gyre_core.experience.segments import (
@@ -177,8 +177,6 @@ def test_tombstones_go_once_their_step_is_closed(storage):
         delete_segment(storage, request_id)
     prune_tombstones(storage, before_step=4)
     assert storage.list("tombstones") == ["tombstones/00000004-0000"]
-
-
 
 
 def test_a_request_is_open_until_it_is_answered(storage, groups):
