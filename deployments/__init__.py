@@ -1,1 +1,1 @@
-"""What flows run on: a Prefect server on this machine."""
+"""Where runs are started: the command line, and the Prefect server on this machine."""

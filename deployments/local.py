@@ -50,6 +50,9 @@ CLIENT_SETTINGS = {
 }
 """Environment of a run on such a server."""
 
+_started: list[subprocess.Popen[bytes]] = []
+# Handles of the servers that this process started: dropping one while the server runs is a ResourceWarning.
+
 
 class ServerStartError(RuntimeError):
     """The server did not come up; carries the end of its log."""
@@ -63,19 +66,22 @@ class LocalServer:
     started_at: float
     api_url: str
 
-    @property
-    def ui_url(self) -> str:
-        """Where a browser finds the server."""
-        return self.api_url.removesuffix("/api")
+    def running(self) -> bool:
+        """Whether the very process still runs."""
+        return _is_running(self.pid, self.started_at)
 
-    def alive(self) -> bool:
-        """Whether the very process still runs and answers."""
-        try:
-            if abs(psutil.Process(self.pid).create_time() - self.started_at) > 1.0:
-                return False
-            return httpx.get(f"{self.api_url}/health", timeout=5.0).status_code == 200
-        except (psutil.NoSuchProcess, httpx.HTTPError):
-            return False
+    def comes_up(self) -> bool:
+        """Wait until the server answers; returns False when its process ends first or START_TIMEOUT passes.
+
+        A server that answers late may be a busy one that other runs use.
+        """
+        deadline = time.monotonic() + START_TIMEOUT
+        while self.running() and time.monotonic() < deadline:
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{self.api_url}/health", timeout=5.0).status_code == 200:
+                    return True
+            time.sleep(0.1)
+        return False
 
 
 @contextlib.contextmanager
@@ -94,7 +100,7 @@ def prefect_api(keep_server: bool = False) -> Generator[str]:
         server = _running_server(home) or _start_server(home)
         user = home / "users" / str(os.getpid())
         user.parent.mkdir(exist_ok=True)
-        user.write_text(str(psutil.Process().create_time()))
+        _write_whole(user, str(psutil.Process().create_time()))
     try:
         with _environment(CLIENT_SETTINGS), temporary_settings({PREFECT_API_URL: server.api_url}):
             yield server.api_url
@@ -154,7 +160,7 @@ def _running_server(home: Path) -> LocalServer | None:
         server = LocalServer(**json.loads((home / "server.json").read_text()))
     except FileNotFoundError:
         return None
-    return server if server.alive() else None
+    return server if server.comes_up() else None
 
 
 def _start_server(home: Path) -> LocalServer:
@@ -167,22 +173,22 @@ def _start_server(home: Path) -> LocalServer:
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
         "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home / 'prefect.db'}",
     }
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "uvicorn", "--factory", "deployments.server:create_app"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
     log = home / "server.log"
     with log.open("ab") as output:
         # A session of its own, so that Ctrl-C ends the run first and the server after it.
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
+    _started.append(process)
     server = LocalServer(process.pid, psutil.Process(process.pid).create_time(), environment["PREFECT_API_URL"])
-    deadline = time.monotonic() + START_TIMEOUT
-    while not server.alive():
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-            raise ServerStartError(f"the Prefect server did not come up; the end of {log}:\n{tail}")
-        time.sleep(0.1)
-    (home / "server.json").write_text(json.dumps(asdict(server)))
+    # Named before it answers: a run that is killed while it waits leaves no server that nobody knows.
+    _write_whole(home / "server.json", json.dumps(asdict(server)))
+    if not server.comes_up():
+        process.kill()
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+        raise ServerStartError(f"the Prefect server did not come up; the end of {log}:\n{tail}")
     return server
 
 
@@ -191,11 +197,11 @@ def _stop_server(home: Path) -> bool:
     (home / "keep").unlink(missing_ok=True)
     try:
         server = LocalServer(**json.loads((home / "server.json").read_text()))
-        process = psutil.Process(server.pid)
-    except (FileNotFoundError, psutil.NoSuchProcess):
+    except FileNotFoundError:
         return False
-    if abs(process.create_time() - server.started_at) > 1.0:
+    if not server.running():
         return False
+    process = psutil.Process(server.pid)
     family = [process, *process.children(recursive=True)]
     process.send_signal(signal.SIGTERM)
     _, stubborn = psutil.wait_procs(family, timeout=STOP_TIMEOUT)
@@ -209,15 +215,28 @@ def _stop_server(home: Path) -> bool:
 def _users(home: Path) -> list[int]:
     """Processes that use the server; files of processes that died without leaving are removed."""
     users: list[int] = []
-    for file in (home / "users").glob("*"):
-        try:
-            if abs(psutil.Process(int(file.name)).create_time() - float(file.read_text())) <= 1.0:
-                users.append(int(file.name))
-                continue
-        except psutil.NoSuchProcess:
-            pass
-        file.unlink(missing_ok=True)
+    for file in (home / "users").glob("[0-9]*"):
+        if _is_running(int(file.name), float(file.read_text())):
+            users.append(int(file.name))
+        else:
+            file.unlink(missing_ok=True)
     return users
+
+
+def _is_running(pid: int, started_at: float) -> bool:
+    """Whether the process that began at `started_at` runs; another one may have its id by now."""
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - started_at) <= 1.0
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _write_whole(file: Path, text: str) -> None:
+    """Write a file so that whoever is killed in between leaves the old one, or none."""
+    unfinished = file.with_name(f".{file.name}.unfinished")
+    unfinished.write_text(text)
+    unfinished.replace(file)
 
 
 def _free_port() -> int:

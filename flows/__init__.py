@@ -1,1 +1,1 @@
-"""Prefect flows, and the command line."""
+"""Prefect flows: a run, its steps and its evaluations."""

@@ -24,4 +24,6 @@ async def rl_step(run: str, step: int) -> str:
         await owner.turns.wait(step)
         await reward(run, step)
         await sample(run, step)
-        return await update(run, step)
+        version = await update(run, step)
+        await owner.finish(step)
+        return version

@@ -120,7 +120,7 @@ class _Training:
         run = self._run
         config = run.config
         if step in run.results:
-            alarms = run.report(step)
+            alarms = run.alarms_at(step)
             self._progress.update(step, run.results[step].metrics)
             if alarms and config.health.action == "stop":
                 self._stopped_by = f"alarm {alarms[0].name} at step {step}: {alarms[0].sentence}"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -24,6 +25,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 import fsspec
+from safetensors import SafetensorError
 
 WriteFile = Callable[[Path], object]
 
@@ -111,6 +113,18 @@ def open_storage(url: str | os.PathLike[str]) -> Storage:
     raise ValueError(f"storage URL {text!r}: the protocol {protocol!r} is not supported; use a path or memory://")
 
 
+@contextlib.contextmanager
+def system_errors(path: Path) -> Generator[None]:
+    """Raise a system error that safetensors tells of in words alone as the OSError that it is, with its number."""
+    try:
+        yield
+    except SafetensorError as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
+
+
 def _check_name(name: str) -> str:
     parts = name.split("/")
     assert name and not any(part in ("", ".", "..") for part in parts), f"not an object name: {name!r}"
@@ -193,7 +207,8 @@ class LocalStorage(Storage):
     def _publish(self, name: str, write: WriteFile, size: int | None) -> int:
         target = self._path(name)
         with self._unfinished(target, size) as temporary:
-            write(temporary)
+            with system_errors(temporary):
+                write(temporary)
             written = temporary.stat().st_size
             _sync_file(temporary)
             target.hardlink_to(temporary)

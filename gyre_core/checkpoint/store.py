@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gyre_core.checkpoint.manifest import CheckpointManifest, ObjectRecord
-from gyre_core.storage import Storage, WriteFile
+from gyre_core.storage import OutOfSpaceError, Storage, WriteFile
 from gyre_core.weights.digests import bytes_digest, file_digest
 
 logger = logging.getLogger(__name__)
@@ -61,18 +61,14 @@ class CheckpointStore:
         if self._storage.exists(f"{folder}/{_MANIFEST}"):
             return sum(record.size for record in self._manifest(folder).objects.values())
         self._storage.delete_folder(folder)
-        objects = {
-            _TENSORS: self._write(f"{folder}/{_TENSORS}", lambda path: save_file(dict(checkpoint.tensors), path))
-        }
-        for name, table in checkpoint.tables.items():
-            objects[f"{name}.parquet"] = self._write(
-                f"{folder}/{name}.parquet", lambda path, table=table: pq.write_table(table, path, compression="zstd")
-            )
-        state = json.dumps(checkpoint.state, sort_keys=True).encode()
-        self._storage.create(f"{folder}/{_STATE}", state)
-        objects[_STATE] = ObjectRecord(len(state), bytes_digest(state))
-        manifest = CheckpointManifest(checkpoint.step, checkpoint.epoch, objects, created_at)
-        self._storage.create(f"{folder}/{_MANIFEST}", manifest.to_json())
+        try:
+            objects = self._write_objects(folder, checkpoint)
+            manifest = CheckpointManifest(checkpoint.step, checkpoint.epoch, objects, created_at)
+            self._storage.create(f"{folder}/{_MANIFEST}", manifest.to_json())
+        except OutOfSpaceError:
+            # What was written so far would only keep the disk full.
+            self._storage.delete_folder(folder)
+            raise
         self._retain()
         return sum(record.size for record in objects.values())
 
@@ -92,8 +88,22 @@ class CheckpointStore:
         return None
 
     def steps(self) -> list[int]:
-        """Steps of the committed checkpoints, oldest first."""
-        return [int(folder.rpartition("/")[2].partition("-")[0]) for folder in self._committed()]
+        """Steps of the committed checkpoints, oldest first; one of a later epoch may be of an earlier step."""
+        return [_step_and_epoch(folder)[0] for folder in self._committed()]
+
+    def _write_objects(self, folder: str, checkpoint: Checkpoint) -> dict[str, ObjectRecord]:
+        """Write everything but the manifest."""
+        objects = {
+            _TENSORS: self._write(f"{folder}/{_TENSORS}", lambda path: save_file(dict(checkpoint.tensors), path))
+        }
+        for name, table in checkpoint.tables.items():
+            objects[f"{name}.parquet"] = self._write(
+                f"{folder}/{name}.parquet", lambda path, table=table: pq.write_table(table, path, compression="zstd")
+            )
+        state = json.dumps(checkpoint.state, sort_keys=True).encode()
+        self._storage.create(f"{folder}/{_STATE}", state)
+        objects[_STATE] = ObjectRecord(len(state), bytes_digest(state))
+        return objects
 
     def _write(self, name: str, write: WriteFile) -> ObjectRecord:
         digest = ""
@@ -133,10 +143,22 @@ class CheckpointStore:
         return CheckpointManifest.from_json(self._storage.read(f"{folder}/{_MANIFEST}"))
 
     def _committed(self) -> list[str]:
-        folders = self._storage.folders("checkpoints")
-        return [folder for folder in folders if self._storage.exists(f"{folder}/{_MANIFEST}")]
+        """Folders of the complete checkpoints, oldest first."""
+        return [folder for folder in self._begun() if self._storage.exists(f"{folder}/{_MANIFEST}")]
+
+    def _begun(self) -> list[str]:
+        """Folders of all checkpoints, oldest first: whoever takes over may go back, so the epoch decides."""
+        return sorted(self._storage.folders("checkpoints"), key=lambda folder: _step_and_epoch(folder)[::-1])
 
     def _retain(self) -> None:
-        for folder in self._committed()[: -self._keep]:
+        """Delete what is older than the newest `keep`, unfinished ones too."""
+        oldest_kept = self._committed()[-self._keep :][0]
+        folders = self._begun()
+        for folder in folders[: folders.index(oldest_kept)]:
             self._storage.delete(f"{folder}/{_MANIFEST}")
             self._storage.delete_folder(folder)
+
+
+def _step_and_epoch(folder: str) -> tuple[int, int]:
+    step, _, epoch = folder.rpartition("/")[2].partition("-")
+    return int(step), int(epoch)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from gyre_core.engines.kv_cache import SlotCache
 from gyre_core.engines.prefill import Prefill, prefill
 from gyre_core.engines.rows import RowTable
-from gyre_core.engines.sampling import group_key, sample_tokens, truncated_log_probabilities, uniform
 from gyre_core.engines.stopping import StopTexts
 from gyre_core.engines.streams import Job
 from gyre_core.policy.models import Policy, copy_weights
+from gyre_core.policy.sampling import group_key, sample_tokens, truncated_log_probabilities, uniform
 from gyre_core.policy.tokens import decode
 from gyre_core.types import Completion, PolicyVersion, SamplingParameters
 

@@ -2,7 +2,7 @@
 
 An entry `learner/{epoch}/admit-{request_id}.json` is written before the owner's index changes. A new owner starts
 from the ledger in the snapshot that it restored; its predecessor's later entries belong to an abandoned branch, whose
-segments are all still there (see `Pool.release`), and are admitted anew. A request of a step below the watermark is
+segments are all still there (see `Pool.pin_from`), and are admitted anew. A request of a step below the watermark is
 closed: what still arrives for it, from a worker that was frozen, is ignored.
 """
 

@@ -92,6 +92,11 @@ class Pool:
         # The ledger's watermark in each snapshot that a later `pin_from` may name.
         self._watermarks: dict[int, int] = {}
 
+    @property
+    def consumed(self) -> int:
+        """The last step whose record was counted; -1 before the first."""
+        return self._consumed
+
     def admit(
         self, request_id: str, step: int, advantages: Advantages, now: float, *, skip_dead_groups: bool
     ) -> Admission:
@@ -223,7 +228,11 @@ class Pool:
         self._ledger.close(before_step)
 
     def snapshot(self, step: int) -> pa.Table:
-        """The index after `step`, with references to its segments: one row per group."""
+        """The index after `step`, with references to its segments: one row per group.
+
+        Taken between steps: once a later step was consumed, this is no longer the state after `step`.
+        """
+        assert self._consumed <= step, f"step {self._consumed} was consumed, so the state after {step} is gone"
         for request_id, covered_by in self._retired.items():
             if covered_by is None:
                 self._retired[request_id] = step
@@ -274,6 +283,12 @@ class Pool:
         self._watermarks = {taken: mark for taken, mark in self._watermarks.items() if taken >= step}
         return deleted
 
+    @property
+    def fresh_samples(self) -> int:
+        """Samples of live groups that were never trained on."""
+        rows = self._index.live()
+        return int(self._index["samples"][rows][self._index["uses"][rows] == 0].sum())
+
     def metrics(self, now: float) -> dict[str, float]:
         """The pool at `now`, and what the last consumed step admitted, dropped and drew, under `experience/`."""
         index, rows = self._index, self._index.live()
@@ -283,7 +298,7 @@ class Pool:
         metrics = {
             "samples": samples.sum(),
             "groups": len(rows),
-            "fresh_samples": samples[index["uses"][rows] == 0].sum(),
+            "fresh_samples": self.fresh_samples,
             "stale_share": window.stale_share(age, samples, self._config.time_window),
             "segments": len(self._segments),
             "bytes": sum(segment.size for segment in self._segments.values()),

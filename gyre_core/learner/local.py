@@ -19,7 +19,6 @@ from gyre_core.learner.inputs import (
     prompt_completions,
 )
 from gyre_core.learner.masters import MasterWeights
-from gyre_core.learner.packing import plan_micro_batches
 from gyre_core.policy.logprobs import (
     CausalLM,
     TokenStatistics,
@@ -28,6 +27,7 @@ from gyre_core.policy.logprobs import (
     packed_statistics,
     score_groups,
 )
+from gyre_core.policy.packing import plan_micro_batches
 from gyre_core.types import Minibatch, SamplingParameters, TrainingGroup
 
 

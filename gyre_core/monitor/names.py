@@ -77,7 +77,7 @@ _LEARNING = (
 )
 
 _EXPERIENCE = (
-    Metric("experience/fill", "share", "Fresh samples ready, of max_lag times the samples of a step."),
+    Metric("experience/fill", "share", "Fresh samples ready after the step, of max_lag times those of a step."),
     Metric("experience/samples", "samples", "Samples in the pool, used ones included."),
     Metric("experience/groups", "groups", "Groups in the pool, used ones included."),
     Metric("experience/fresh_samples", "samples", "Samples in the pool that were never trained on."),
@@ -100,14 +100,23 @@ _PERFORMANCE = (
     Metric("perf/samples_per_second", "completions/s", "Completions of the step over `time/step`."),
     Metric("perf/padding_share", "share", "Padding among the token slots of the update's forward passes."),
     Metric("perf/peak_memory_bytes", "bytes", "Largest resident memory of the train process so far."),
-    Metric("time/step", "seconds", "From the end of the step before (at the first, its own start) to the step's end."),
+    Metric(
+        "time/step",
+        "seconds",
+        "From the end of the step before (at the first, its own start) to the step's end, without evaluation and "
+        "checkpoint in between.",
+    ),
     Metric("time/generation", "seconds", "Generating completions."),
     Metric("time/reward", "seconds", "Scoring completions and admitting them to the pool."),
     Metric("time/sample", "seconds", "Drawing the minibatches."),
     Metric("time/update", "seconds", "Forward and backward passes and optimiser steps."),
-    Metric("time/wait_for_batch", "seconds", "The learner's wait for samples."),
+    Metric(
+        "time/wait_for_batch",
+        "seconds",
+        "How long the learner, free for the step, waited for its samples; a part of the other times.",
+    ),
     Metric("time/broadcast_weights", "seconds", "Publishing the new policy version and loading it into the engine."),
-    Metric("time/checkpoint", "seconds", "Writing a checkpoint."),
+    Metric("time/checkpoint", "seconds", "Writing a checkpoint after the step."),
     Metric(
         "time/orchestration", "seconds", "The rest of `time/step`: Prefect, bookkeeping, everything not named here."
     ),

@@ -44,7 +44,7 @@ SHARED_PHASES = ("generation", "reward", "update", "orchestration")
 """Phases of `time_share` in the summary."""
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#2f6fb5", "#d9772b", "#3f9a5c", "#8159a8", "#6b7280"
-PHASE_COLOURS = ("#2f6fb5", "#d9772b", "#e3b341", "#3f9a5c", "#a8adb8", "#8159a8", "#b5544f", "#d5d9e0")
+PHASE_COLOURS = ("#2f6fb5", "#d9772b", "#e3b341", "#3f9a5c", "#8159a8", "#d5d9e0")
 SMOOTHING_SHARE = 0.05
 """Share of the run that one smoothed point averages over."""
 

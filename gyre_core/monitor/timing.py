@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 
-PHASES = ("generation", "reward", "sample", "update", "wait_for_batch", "broadcast_weights", "checkpoint")
+PHASES = ("generation", "reward", "sample", "update", "broadcast_weights")
 """The named parts of a step; the rest of its time is `orchestration`."""
 
 
@@ -43,9 +43,13 @@ class StepTimer:
         assert phase in PHASES, f"unknown phase {phase!r}"
         self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
 
-    def metrics(self) -> dict[str, float]:
-        """`time/step` up to now, `time/{phase}` of each phase that ran, and the rest as `time/orchestration`."""
-        step = self._clock() - self._start
+    def metrics(self, since: float | None = None) -> dict[str, float]:
+        """`time/step` up to now, `time/{phase}` of each phase that ran, and the rest as `time/orchestration`.
+
+        The step counts from `since`, a reading of the timer's clock, or from when the timer was made. Where steps
+        overlap, a step's phases may have begun before `since`; then nothing is left as orchestration.
+        """
+        step = self._clock() - (self._start if since is None else since)
         phases = {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
         return {"time/step": step, **phases, "time/orchestration": max(0.0, step - sum(phases.values()))}
 

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from gyre_core.engines.sampling import truncated_log_probabilities
-from gyre_core.learner.packing import MicroBatch, PromptCompletions, plan_micro_batches
+from gyre_core.policy.packing import MicroBatch, PromptCompletions, plan_micro_batches
+from gyre_core.policy.sampling import truncated_log_probabilities
 from gyre_core.types import LogProbabilities, SamplingParameters, Tokens
 
 CausalLM = PreTrainedModel

@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 from gyre_core.config.schema import ModelsConfig, TinyModelConfig
 from gyre_core.policy.tiny import tiny_config, tiny_model, tiny_tokenizer
 from gyre_core.policy.tokens import SpecialTokens, special_tokens
+from gyre_core.storage import system_errors
 
 transformers_logging.disable_progress_bar()  # Local files load at once, and the run draws its own progress.
 
@@ -57,6 +58,10 @@ class PolicySummary:
     vocabulary: int
     """Rows of the embedding; may exceed the tokenizer's own vocabulary."""
     max_positions: int
+    layers: int
+    hidden_size: int
+    cache_elements: int
+    """Elements of the keys and values that one position takes, over all layers."""
 
 
 def load_policy(models: ModelsConfig, seed: int) -> Policy:
@@ -128,9 +133,10 @@ def copy_weights(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) ->
 def save_policy(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Write weights (safetensors), configurations, tokenizer and chat template to `folder`.
 
-    `AutoModelForCausalLM` and `AutoTokenizer` load it, and so does `load_policy`.
+    `AutoModelForCausalLM` and `AutoTokenizer` load it, and so does `load_policy`. Raises OSError for a full disk.
     """
-    model.save_pretrained(folder)
+    with system_errors(folder):
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
@@ -142,12 +148,18 @@ def inspect_policy(source: str, tiny: TinyModelConfig | None = None) -> PolicySu
     config = tiny_config(tiny or TinyModelConfig()) if source == TINY else _read_config(source)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return PolicySummary(
         architecture=type(model).__name__,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         dtype=str(config.dtype or torch.float32).removeprefix("torch."),
         vocabulary=config.vocab_size,
         max_positions=config.max_position_embeddings,
+        layers=text.num_hidden_layers,
+        hidden_size=text.hidden_size,
+        cache_elements=2 * text.num_hidden_layers * heads * head_size,
     )
 
 

@@ -13,7 +13,6 @@ import torch
 
 from gyre_core.checkpoint.store import Checkpoint, CheckpointStore
 from gyre_core.cluster.epochs import claim_epoch
-from gyre_core.cluster.serving import Worker
 from gyre_core.config import GyreConfig
 from gyre_core.data.cursor import PromptCursor
 from gyre_core.data.prompts import PromptSet, PromptSplits, arithmetic_rows, load_prompts, tokenize
@@ -25,6 +24,7 @@ from gyre_core.policy.logprobs import ReferenceModel
 from gyre_core.policy.models import Policy, copy_policy, load_model
 from gyre_core.policy.tokens import render_prompt
 from gyre_core.rewards.scorer import Scorer
+from gyre_core.rollout.serving import Worker
 from gyre_core.storage import Storage
 from gyre_core.training.evaluation import Evaluator
 from gyre_core.training.policies import make_start_policy

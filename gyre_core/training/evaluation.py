@@ -15,7 +15,8 @@ import numpy as np
 
 from gyre_core.engines.base import Engine
 from gyre_core.rewards.scorer import Scorer
-from gyre_core.types import Completion, GroupRequest, PolicyVersion, Prompt, SamplingParameters, Score
+from gyre_core.rollout.serving import generate
+from gyre_core.types import GroupRequest, PolicyVersion, Prompt, SamplingParameters, Score
 from gyre_core.weights.chain import VersionChain
 
 _GREEDY = "greedy"
@@ -28,7 +29,7 @@ class Evaluation:
 
     `reward` is the mean over sampled completions and `reward_se` its standard error, prompts taken as independent;
     `greedy_reward` and `greedy_reward_se` are the same for greedy decoding. `prompts` counts the prompts with at
-    least one scored completion, `failed` the completions that could not be scored, `mean_length` is in tokens.
+    least one scored completion, `unscored` the completions without a score, `mean_length` is in tokens.
     """
 
     version: PolicyVersion
@@ -38,7 +39,7 @@ class Evaluation:
     greedy_reward: float
     greedy_reward_se: float
     prompts: int
-    failed: int
+    unscored: int
     mean_length: float
     seconds: float
 
@@ -71,8 +72,8 @@ class Evaluator:
         if self.engine.version != version:
             await self.engine.load_weights(version, await asyncio.to_thread(self.chain.load, version))
         greedy = replace(self.sampling, samples=1, temperature=0.0, top_p=1.0, top_k=0)
-        greedy_rewards, greedy_failed, _ = await self._rewards(_GREEDY, greedy, version, step)
-        rewards, failed, mean_length = await self._rewards(_SAMPLED, self.sampling, version, step)
+        greedy_rewards, greedy_unscored, _ = await self._rewards(_GREEDY, greedy, version, step)
+        rewards, unscored, mean_length = await self._rewards(_SAMPLED, self.sampling, version, step)
         return Evaluation(
             version=version,
             step=step,
@@ -81,7 +82,7 @@ class Evaluator:
             greedy_reward=_mean(greedy_rewards),
             greedy_reward_se=_standard_error(greedy_rewards),
             prompts=len(rewards),
-            failed=failed + greedy_failed,
+            unscored=unscored + greedy_unscored,
             mean_length=mean_length,
             seconds=time.monotonic() - started,
         )
@@ -91,11 +92,7 @@ class Evaluator:
     ) -> tuple[list[float], int, float]:
         """Mean reward of each prompt that has one, number of completions without a score, mean length."""
         requests = [GroupRequest(f"{kind}-{index:06d}", prompt) for index, prompt in enumerate(self.prompts)]
-        completions: dict[str, list[Completion]] = {request.group_id: [] for request in requests}
-        async for completion in self.engine.generate(requests, sampling):
-            completions[completion.group_id].append(completion)
-        for group in completions.values():
-            group.sort(key=lambda completion: completion.sample_index)
+        completions = await generate(self.engine, requests, sampling)
         pairs = [(request.prompt, completions[request.group_id]) for request in requests]
         scores: list[list[Score]] = await self.scorer.score(pairs, step=step, version=version)
         by_prompt = [[score.reward for score in group if score.status == "scored"] for group in scores]

@@ -39,7 +39,8 @@ tokenizer = AutoTokenizer.from_pretrained("{folder}")
 def export_run(run: str, output: str, to: str | None = None) -> Path:
     """Export the newest policy version of a run; returns the folder, by default `export/` in the run folder.
 
-    Raises ValueError for an unknown run, a run without a published version, or a folder `to` that is not empty.
+    Raises ValueError for an unknown run, a run without a published version, or a `to` that is there and not an empty
+    folder.
     """
     folder = RunFolder.find(run, output)
     config = folder.config()
@@ -47,9 +48,9 @@ def export_run(run: str, output: str, to: str | None = None) -> Path:
     versions = chain.versions()
     if not versions:
         raise ValueError(f"the run {folder.key} has published no policy version yet; there is nothing to export")
-    target = Path(to) if to else folder.path / EXPORT
-    if to and target.exists() and any(target.iterdir()):
-        raise ValueError(f"the folder {target} is not empty; export to a new one")
+    target = Path(to).absolute() if to else folder.path / EXPORT
+    if to and target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise ValueError(f"{target} is not an empty folder; export to a new one")
     policy = load_start_policy(config, folder)
     copy_weights(policy.model, chain.load(versions[-1]))
     write_export(policy, folder, versions[-1], target)

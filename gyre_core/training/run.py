@@ -15,7 +15,6 @@ import torch
 
 from gyre_core.checkpoint.store import Checkpoint, CheckpointStore
 from gyre_core.cluster.epochs import require_current
-from gyre_core.cluster.serving import Worker
 from gyre_core.config import GyreConfig
 from gyre_core.data.cursor import PromptCursor
 from gyre_core.experience.pool import Pool
@@ -26,6 +25,7 @@ from gyre_core.monitor.metrics import MetricsWriter
 from gyre_core.monitor.timing import peak_memory_bytes, throughput_metrics
 from gyre_core.policy.models import Policy
 from gyre_core.rewards.outcomes import RewardError
+from gyre_core.rollout.serving import Worker
 from gyre_core.storage import Storage
 from gyre_core.training.evaluation import Evaluation, Evaluator
 from gyre_core.training.run_folder import RunFolder
@@ -114,13 +114,15 @@ class TrainingRun:
         self.fatal: Exception | None = None
         self.samples_seen = 0
         self.tokens_seen = 0
+        self._abandoned_number = -1
+        self._reported: float | None = None
         self.engine_free = asyncio.Lock()
         self._active_before = 0.0
         self._opened = time.monotonic()
         self._saved = time.monotonic()
         self._saved_step: int | None = None
-        # One thread of its own for all that the learner computes: torch keeps a pool of threads for each caller.
-        self._learner_thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
+        # One thread, also because torch keeps a pool of threads for each caller.
+        self._owner_thread = ThreadPoolExecutor(1, thread_name_prefix="owner")
 
     @classmethod
     def of(cls, key: str) -> TrainingRun:
@@ -146,9 +148,17 @@ class TrainingRun:
         """Seconds that the run was open, over all its processes."""
         return self._active_before + time.monotonic() - self._opened
 
-    async def learn(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run the learner's work in its thread, after what is already there."""
-        return await asyncio.get_running_loop().run_in_executor(self._learner_thread, function, *arguments)
+    @property
+    def next_version(self) -> PolicyVersion:
+        """What the step in training publishes; a number is never used for two policies."""
+        return PolicyVersion(self.epoch, max(self.version.number, self._abandoned_number) + 1)
+
+    async def in_order(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run work on learner, pool or checkpoints in the one thread for it, after what is already there.
+
+        So whoever goes back to an earlier state comes after the work of a step that was cancelled.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._owner_thread, function, *arguments)
 
     @contextmanager
     def recording_fatal_errors(self) -> Generator[None]:
@@ -164,37 +174,70 @@ class TrainingRun:
     async def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate the policy as `step` left it and log the result; asked again, returns the same."""
         if step not in self.evaluations:
+            started = time.perf_counter()
             version = self.results[step].version if step in self.results else self.version
             async with self.engine_free:
                 self.evaluations[step] = await self.evaluator.evaluate(version, step)
             self.metrics.write(step, self.evaluations[step].metrics(), time.time())
+            if self.config.rollout.max_lag == 0:  # Else steps went on meanwhile.
+                self._leave_out(time.perf_counter() - started)
         return self.evaluations[step].metrics()
 
-    def report(self, step: int) -> list[Alarm]:
-        """Log a committed step, with its time up to now; returns the alarms that it raises."""
+    async def finish(self, step: int) -> None:
+        """Log a committed step and, when one is due, write a checkpoint; tried again, does what is missing.
+
+        In this order, so that whoever resumes from the checkpoint finds the step in the log.
+        """
+        self.report(step)
+        if self.checkpoint_due():
+            started = time.perf_counter()
+            await self.save()
+            seconds = time.perf_counter() - started
+            self.metrics.write(step, {"time/checkpoint": seconds}, time.time())
+            self._leave_out(seconds)
+
+    def report(self, step: int) -> None:
+        """Log a committed step, with its time up to now, and the alarms that it raises."""
         result = self.results[step]
-        seconds = result.timer.metrics()
+        seconds = result.timer.metrics(self._reported)
+        self._reported = time.perf_counter()
         metrics = {
             **result.metrics,
             **seconds,
+            "time/wait_for_batch": result.waited,
             **throughput_metrics(result.samples, result.completion_tokens, seconds),
             "perf/peak_memory_bytes": float(peak_memory_bytes()),
         }
-        raised = self.alarms.observe(step, metrics)
-        for alarm in raised:
-            logger.warning("alarm %s at step %d: %s %s", alarm.name, alarm.step, alarm.sentence, alarm.remedy)
+        for alarm in self.alarms.observe(step, metrics):
+            logger.warning("alarm %s at step %d: %s; %s", alarm.name, alarm.step, alarm.sentence, alarm.remedy)
         metrics["health/alarms"] = float(len(self.alarms.raised))
         self.metrics.write(step, metrics, time.time())
         count = self.config.monitor.completions_per_step
         write_completions(self.folder.path, step, result.generated, result.advantages, count)
         self.results[step] = replace(result, metrics=metrics, generated=(), advantages={})
-        return raised
+
+    def _leave_out(self, seconds: float) -> None:
+        """Keep what just took `seconds` out of the next step's time."""
+        if self._reported is not None:
+            self._reported += seconds
+
+    def alarms_at(self, step: int) -> list[Alarm]:
+        """The alarms that `step` raised and that have not cleared."""
+        return [alarm for alarm in self.alarms.raised if alarm.step == step]
 
     async def abandon(self, step: int) -> None:
-        """Bring the learner back to the state before a step that was not committed."""
+        """Bring learner and pool back to the state before a step that was not committed."""
         opened = self.open_steps.pop(step, None)
-        if opened is not None and opened.updating:
-            await self.learn(self.learner.restore)
+        if opened is not None:
+            await self.in_order(self._go_back, opened)
+
+    def _go_back(self, opened: OpenStep) -> None:
+        if opened.pool_before is not None:
+            self.pool = Pool.restore(self.storage, self.config.experience, self.epoch, opened.pool_before)
+        if opened.updating:
+            self.learner.restore()
+            if self.chain.exists(self.next_version):
+                self._abandoned_number = self.next_version.number
 
     def skip(self, step: int) -> None:
         """Count a step as passed that failed for good and was abandoned; it leaves nothing but the time it took."""
@@ -209,7 +252,7 @@ class TrainingRun:
         if self.step == self._saved_step:
             return
         await asyncio.to_thread(require_current, self.storage, self.epoch)
-        tensors, learner = await self.learn(self.learner.state)
+        tensors, learner = await self.in_order(self.learner.state)
         state = {
             "version": {"epoch": self.version.epoch, "number": self.version.number},
             "learner": learner,
@@ -220,8 +263,8 @@ class TrainingRun:
         }
         tensors = {**tensors, "random.torch": torch.get_rng_state()}
         checkpoint = Checkpoint(self.step, self.epoch, tensors, {"pool": self.pool.snapshot(self.step)}, state)
-        await asyncio.to_thread(self.checkpoints.save, checkpoint, time.time())
-        await asyncio.to_thread(self.pool.pin_from, self.checkpoints.steps()[0])
+        await self.in_order(self.checkpoints.save, checkpoint, time.time())
+        await self.in_order(self.pool.pin_from, min(self.checkpoints.steps()))
         self._saved, self._saved_step = time.monotonic(), self.step
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -243,6 +286,6 @@ class TrainingRun:
         self._open.pop(self.key, None)
         await self.worker.engine.close()
         await asyncio.to_thread(self.worker.scorer.close)
-        self._learner_thread.shutdown(wait=True)
+        self._owner_thread.shutdown(wait=True)
         self.metrics.close()
         self.folder.release()

@@ -1,6 +1,6 @@
 """The folder of a run, `OUTPUT/NAME/RUN_ID`, and who may write to it.
 
-A run id begins with the time of its creation, so that the newest run of a name sorts last. The process that trains
+A run id begins with the time of its creation unless the user chose another. The process that trains
 holds a lock on `owner.lock` for as long as it lives, so that two live owners of one run are refused, and a
 run that says "running" without a lock is known to have died.
 """
@@ -20,6 +20,7 @@ from gyre_core.storage import Storage, open_storage
 
 CONFIG = "config.yaml"
 SUMMARY = "summary.json"
+_LOCK = "owner.lock"
 
 
 class RunFolderError(ValueError):
@@ -61,9 +62,10 @@ class RunFolder:
         for path in (Path(output) / run, Path(run)):
             if (path / CONFIG).is_file():
                 return cls(path)
-            runs = sorted(entry.parent for entry in path.glob(f"*/{CONFIG}"))
+            # Written once, when the run was created.
+            runs = sorted(path.glob(f"*/{CONFIG}"), key=lambda file: file.stat().st_mtime_ns)
             if runs:
-                return cls(runs[-1])
+                return cls(runs[-1].parent)
         known = sorted({entry.parent.parent.name for entry in Path(output).glob(f"*/*/{CONFIG}")})
         there = f"there are: {', '.join(known)}" if known else "there are no runs"
         raise RunFolderError(f"no run {run!r} under {Path(output)}; {there}")
@@ -84,7 +86,7 @@ class RunFolder:
 
         Raises RunFolderError that names the process when another live one owns the run.
         """
-        file = (self.path / "owner.lock").open("a+")
+        file = (self.path / _LOCK).open("a+")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -106,13 +108,14 @@ class RunFolder:
             self._lock = None
 
     def owned(self) -> bool:
-        """Whether a live process owns the run."""
-        probe = RunFolder(self.path)
+        """Whether a live process owns the run; changes nothing in its folder."""
         try:
-            probe.acquire()
-        except RunFolderError:
+            with (self.path / _LOCK).open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
             return True
-        probe.release()
         return False
 
 

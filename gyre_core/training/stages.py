@@ -16,16 +16,18 @@ import numpy as np
 from gyre_core.algorithms.advantages import group_advantages
 from gyre_core.cluster.epochs import require_current
 from gyre_core.cluster.requests import announce, announced, latest_attempt, read_request, request_name
-from gyre_core.cluster.serving import serve_request
+from gyre_core.cluster.waiting import Awaited, wait
 from gyre_core.experience.consumption import ConsumeRecord, DrawnMinibatch, read_consumption, write_consumption
 from gyre_core.experience.segments import quarantine, segment_exists, segment_name
 from gyre_core.learner.schedule import learning_rate
 from gyre_core.rewards.outcomes import check_failure_share
+from gyre_core.rollout.serving import serve_request
 from gyre_core.training.run import TrainingRun, sampling_parameters
 from gyre_core.training.step import (
     OpenStep,
     StepResult,
     lag_metrics,
+    policy_changes,
     rollout_metrics,
     token_count,
     trained_advantages,
@@ -37,30 +39,46 @@ logger = logging.getLogger(__name__)
 
 _DRAW_STREAM = 3
 """Sets the generator of the draws apart from those of the prompts."""
-_VERSIONS_KEPT = 3
+VERSIONS_KEPT = 3
 """Published versions that stay beside those that open steps may still ask for."""
 
 
 async def rollout(run: TrainingRun, step: int) -> int:
     """Have every request of the step answered by a segment; returns the number of requests.
 
-    Raises TimeoutError after `rollout.timeout`, and whatever the engine, the scorer or the storage raises.
+    Raises WaitExpiredError after `rollout.timeout`, and whatever the engine, the scorer or the storage raises.
     """
     if step in run.results:
         return 0
     opened = run.open_steps.setdefault(step, OpenStep(step))
     opened.requests = await asyncio.to_thread(_ensure_requests, run, step)
+    producing = asyncio.create_task(_produce(run, opened))
+    ended = asyncio.Event()
+    producing.add_done_callback(lambda _: ended.set())
     try:
-        async with asyncio.timeout(run.config.rollout.timeout):
-            for request in opened.requests:
-                await _ensure_segment(run, opened, request)
-    except TimeoutError:
-        done = sum(segment_exists(run.storage, request.request_id) for request in opened.requests)
-        raise TimeoutError(
-            f"step {step}: the engine in this process answered {done} of {len(opened.requests)} requests within "
-            f"rollout.timeout ({run.config.rollout.timeout:g} s); raise it, or lower rollout.max_tokens"
-        ) from None
-    return len(opened.requests)
+        count = await wait(
+            f"the {len(opened.requests)} requests of step {step} (rollout.timeout)",
+            lambda: producing.result() if producing.done() else None,
+            whom=lambda: [Awaited(f"the engine of this process, which answered {opened.answered} of them")],
+            deadline=run.config.rollout.timeout,
+            poll=1.0,
+            changed=ended,
+        )
+    finally:
+        producing.cancel()
+        await asyncio.gather(producing, return_exceptions=True)
+    if run.turns.current == step:
+        opened.waited = run.turns.seconds_free()
+    return count
+
+
+async def _produce(run: TrainingRun, opened: OpenStep) -> int:
+    """Answer the step's requests in this process, one after the other; returns their number."""
+    opened.answered = 0
+    for request in opened.requests:
+        await _ensure_segment(run, opened, request)
+        opened.answered += 1
+    return opened.answered
 
 
 def _ensure_requests(run: TrainingRun, step: int) -> tuple[RolloutRequest, ...]:
@@ -77,7 +95,10 @@ def _ensure_requests(run: TrainingRun, step: int) -> tuple[RolloutRequest, ...]:
         if found is None or found.version.epoch != run.epoch:
             if segment_exists(run.storage, planned.request_id):
                 logger.info("request %s is of an abandoned branch and is generated anew", planned.request_id)
-                quarantine(run.storage, segment_name(run.storage, planned.request_id), "made on an abandoned branch")
+                # The name comes before the check, so that a superseded owner cannot hit its successor's segment.
+                name = segment_name(run.storage, planned.request_id)
+                require_current(run.storage, run.epoch)
+                quarantine(run.storage, name, "made on an abandoned branch")
             announce(run.storage, planned, attempt + 1)
             found = planned
         requests.append(found)
@@ -127,10 +148,12 @@ async def reward(run: TrainingRun, step: int) -> int:
         return 0
     opened = run.open_steps[step]
     with opened.timer("reward"):
-        return await asyncio.to_thread(_admit, run, opened)
+        return await run.in_order(_admit, run, opened)
 
 
 def _admit(run: TrainingRun, opened: OpenStep) -> int:
+    if opened.pool_before is None:
+        opened.pool_before = run.pool.snapshot(run.step)
     learning = run.config.learning
     generated: list[RolloutGroup] = []
     clean: list[RolloutGroup] = []
@@ -161,7 +184,7 @@ async def sample(run: TrainingRun, step: int) -> int:
         return 0
     opened = run.open_steps[step]
     with opened.timer("sample"):
-        opened.record = await asyncio.to_thread(_draw, run, step)
+        opened.record = await run.in_order(_draw, run, step)
     return len(opened.record.minibatches)
 
 
@@ -190,18 +213,15 @@ def _draw(run: TrainingRun, step: int) -> ConsumeRecord:
 async def update(run: TrainingRun, step: int) -> str:
     """Train on the step's minibatches, publish the next policy version, and commit the step.
 
-    Returns the version that the step leaves: its own start's when there was nothing to train on. Saves a checkpoint
-    when one is due.
+    Returns the version that the step leaves: its own start's when there was nothing to train on.
     """
     if step not in run.results:
         opened = run.open_steps[step]
         with opened.timer("update"):
-            await run.learn(_train, run, opened)
+            await run.in_order(_train, run, opened)
         with opened.timer("broadcast_weights"):
-            version = await run.learn(_publish, run, opened)
+            version = await run.in_order(_publish, run, opened)
         _commit(run, opened, version)
-    if run.checkpoint_due():
-        await run.save()
     return str(run.results[step].version)
 
 
@@ -219,6 +239,7 @@ def _train(run: TrainingRun, opened: OpenStep) -> None:
     old = learner.begin_step(groups, on_policy=run.config.rollout.max_lag == 0)
     updates = [learner.apply(minibatch, old) for minibatch in minibatches]
     opened.update_metrics = {**old.metrics, **update_metrics(updates), **lag_metrics(groups, run.version)}
+    opened.policy_changes = policy_changes(groups, old)
 
 
 def _publish(run: TrainingRun, opened: OpenStep) -> PolicyVersion:
@@ -226,9 +247,9 @@ def _publish(run: TrainingRun, opened: OpenStep) -> PolicyVersion:
     if not opened.record.minibatches:
         return run.version
     require_current(run.storage, run.epoch)
-    version = PolicyVersion(run.epoch, run.version.number + 1)
+    version = run.next_version
     run.chain.publish(version, run.version, run.learner.policy_weights())
-    run.chain.retain(_VERSIONS_KEPT + run.config.rollout.max_lag)
+    run.chain.retain(VERSIONS_KEPT + run.config.rollout.max_lag)
     return version
 
 
@@ -237,6 +258,8 @@ def _commit(run: TrainingRun, opened: OpenStep, version: PolicyVersion) -> None:
     assert opened.record is not None
     now = run.now(opened.step)
     run.pool.consume(opened.record, now)
+    run.pool.record_policy_change(opened.policy_changes)
+    run.pool.close(opened.step + 1)  # All its requests were answered, so their objects may go.
     samples = sum(len(group.rollouts) for group in opened.generated)
     run.samples_seen += samples
     run.tokens_seen += token_count(opened.generated)
@@ -245,6 +268,7 @@ def _commit(run: TrainingRun, opened: OpenStep, version: PolicyVersion) -> None:
         **rollout_metrics(opened.generated),
         **opened.update_metrics,
         **run.pool.metrics(now),
+        **_fill(run),
         "learning_rate": learning_rate(opened.step - 1, run.config.experiment.steps, run.config.learning),
         "kl_coef": run.config.learning.kl_coef,
         "num_samples": float(run.samples_seen),
@@ -257,7 +281,15 @@ def _commit(run: TrainingRun, opened: OpenStep, version: PolicyVersion) -> None:
         timer=opened.timer,
         samples=samples,
         completion_tokens=opened.completion_tokens,
+        waited=opened.waited,
         generated=opened.generated,
         advantages=trained_advantages(opened.clean, opened.record),
     )
     del run.open_steps[opened.step]
+
+
+def _fill(run: TrainingRun) -> dict[str, float]:
+    """Fresh samples ready, of those that generation may be ahead; undefined, so left out, when it may not be."""
+    rollout = run.config.rollout
+    ahead = rollout.max_lag * rollout.batch_size * rollout.samples_per_prompt
+    return {"experience/fill": run.pool.fresh_samples / ahead} if ahead else {}

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
 
 from gyre_core.experience.consumption import ConsumeRecord
+from gyre_core.learner.inputs import OldPolicy
 from gyre_core.monitor.timing import StepTimer
 from gyre_core.types import PolicyVersion, Rollout, RolloutGroup, RolloutRequest, TrainingGroup
 
@@ -22,13 +24,20 @@ class OpenStep:
     step: int
     timer: StepTimer = field(default_factory=StepTimer)
     requests: tuple[RolloutRequest, ...] = ()
+    answered: int = 0
     completion_tokens: int = 0
+    waited: float = 0.0
+    """Seconds that the learner was free for the step before its segments were there."""
+    pool_before: pa.Table | None = None
+    """The pool before the step's first admission."""
     generated: list[RolloutGroup] = field(default_factory=list[RolloutGroup])
     """The groups of the step's segments, rows that were dropped included."""
     clean: list[RolloutGroup] = field(default_factory=list[RolloutGroup])
     """The same without the dropped rows."""
     record: ConsumeRecord | None = None
     update_metrics: dict[str, float] = field(default_factory=dict[str, float])
+    policy_changes: dict[str, float] = field(default_factory=dict[str, float])
+    """Of each trained group, how far the learner was from the policy that sampled it."""
     updating: bool = False
     """Whether the learner has left the state before this step."""
 
@@ -43,6 +52,7 @@ class StepResult:
     timer: StepTimer
     samples: int
     completion_tokens: int
+    waited: float
     generated: Sequence[RolloutGroup]
     advantages: Mapping[tuple[str, int], float]
     """By group id and sample index, of the step's own completions that were trained on."""
@@ -143,4 +153,14 @@ def trained_advantages(clean: Sequence[RolloutGroup], record: ConsumeRecord) -> 
         for group in clean
         if group.group_id in recorded
         for rollout, advantage in zip(group.rollouts, recorded[group.group_id], strict=True)
+    }
+
+
+def policy_changes(groups: Sequence[TrainingGroup], old: OldPolicy) -> dict[str, float]:
+    """Mean |log-ratio| of the learner's policy, at the start of the step, to the sampling one, by group id."""
+    return {
+        group.group_id: float(
+            np.abs(old.groups[group.group_id].log_probabilities - np.concatenate(group.behaviour)).mean()
+        )
+        for group in groups
     }

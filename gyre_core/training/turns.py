@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 
 class Turns:
@@ -16,11 +17,16 @@ class Turns:
         self._current = first_step
         self._released: set[int] = set()
         self._changed = asyncio.Condition()
+        self._since = time.monotonic()
 
     @property
     def current(self) -> int:
         """The step that has the turn."""
         return self._current
+
+    def seconds_free(self) -> float:
+        """How long the present step has had the turn."""
+        return time.monotonic() - self._since
 
     async def wait(self, step: int) -> None:
         """Return once it is this step's turn.
@@ -38,4 +44,5 @@ class Turns:
             while self._current in self._released:
                 self._released.remove(self._current)
                 self._current += 1
+                self._since = time.monotonic()
             self._changed.notify_all()

@@ -108,20 +108,24 @@ class VersionChain:
 
     def versions(self) -> list[PolicyVersion]:
         """All published versions, oldest first."""
-        found: list[PolicyVersion] = []
-        for folder in self._storage.folders("policy"):
-            epoch, _, number = folder.removeprefix("policy/").partition("-")
-            version = PolicyVersion(int(epoch), int(number))
-            if self.exists(version):
-                found.append(version)
-        return sorted(found)
+        return [version for version in self._begun() if self.exists(version)]
 
     def retain(self, keep: int) -> None:
-        """Delete all but the newest `keep` versions; the manifest goes first, so that no reader finds a torn one."""
+        """Delete all but the newest `keep` versions, with older ones that were never finished.
+
+        The manifest goes first, so that no reader finds a torn one.
+        """
         assert keep >= 1
-        for version in self.versions()[:-keep]:
-            self._storage.delete(self._manifest_name(version))
-            self._storage.delete_folder(f"policy/{version}")
+        kept = self.versions()[-keep:]
+        for version in self._begun():
+            if kept and version < kept[0]:
+                self._storage.delete(self._manifest_name(version))
+                self._storage.delete_folder(f"policy/{version}")
+
+    def _begun(self) -> list[PolicyVersion]:
+        """All versions of which anything is there, oldest first."""
+        names = [folder.removeprefix("policy/").partition("-") for folder in self._storage.folders("policy")]
+        return sorted(PolicyVersion(int(epoch), int(number)) for epoch, _, number in names)
 
     @staticmethod
     def _weights_name(version: PolicyVersion) -> str:

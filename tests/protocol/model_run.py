@@ -102,7 +102,7 @@ def serve(storage: Storage, writer: int, pick: int) -> None:
 
 
 class Owner:
-    """The train process: `open` takes over, `advance` does the next thing that the step in progress lacks.
+    """The train process: `open` takes over, `advance` does what the step in progress lacks.
 
     `history` is the lineage: each trained step with the epoch of its record and the groups that it trained on.
     """
@@ -131,16 +131,25 @@ class Owner:
         self.pool = Pool.restore(storage, self.config, self.epoch, table)
 
     def advance(self, storage: Storage, reissue: bool, ask: bool = True) -> None:
-        """Announce, admit, and once all is there, train; `reissue` gives up on the attempts under way."""
-        assert self.pool is not None
-        self.pool._storage = self.pool._ledger._storage = storage
+        """Collect what the step in progress asks for, if anything, and once all is there, train."""
+        if self.collect(storage, reissue, ask):
+            self.train(storage)
+
+    def collect(self, storage: Storage, reissue: bool, ask: bool = True) -> bool:
+        """Announce and admit; whether all is there. `reissue` gives up on the attempts under way."""
+        self._work_on(storage)
         step = self.step + 1
+        if not ask:
+            return True
         for request_id in segment_ids(storage):
             if request_step(request_id) < step:  # Late or left over: the pool must know that it had these.
                 self.pool.admit(request_id, step, scaled_advantages, step, skip_dead_groups=True)
-        waiting = [self._missing(storage, step, shard, reissue) for shard in range(SHARDS)] if ask else []
-        if not any(waiting):
-            self._train(storage, step)
+        missing = [self._missing(storage, step, shard, reissue) for shard in range(SHARDS)]
+        return not any(missing)
+
+    def _work_on(self, storage: Storage) -> None:
+        assert self.pool is not None
+        self.pool._storage = self.pool._ledger._storage = storage
 
     def _missing(self, storage: Storage, step: int, shard: int, reissue: bool) -> bool:
         request = make_request(step, shard, PolicyVersion(self.epoch, step))
@@ -150,14 +159,17 @@ class Owner:
                 announce(storage, request, attempt + 1)
             return True
         admission = self.pool.admit(request.request_id, step, scaled_advantages, step, skip_dead_groups=True)
-        assert admission.outcome != "ignored", "a request of a step that is not trained yet was settled"
         if admission.outcome == "corrupt":
             announce(storage, request, latest_attempt(storage, request.request_id) + 1)
             return True
-        check_segment(request.request_id, list(admission.groups))
+        if admission.outcome == "admitted":  # Otherwise a checkpoint between admission and training has it already.
+            check_segment(request.request_id, list(admission.groups))
         return False
 
-    def _train(self, storage: Storage, step: int) -> None:
+    def train(self, storage: Storage) -> None:
+        """Draw, train and publish: the next step of the lineage."""
+        self._work_on(storage)
+        step = self.step + 1
         record = read_consumption(storage, self.epoch, step)
         if record is None:
             drawn = self.pool.draw(
@@ -185,8 +197,9 @@ class Owner:
 
     def checkpoint(self, storage: Storage) -> None:
         """Commit the state, then let go of what no kept checkpoint needs."""
-        assert self.pool is not None
-        self.pool._storage = self.pool._ledger._storage = storage
+        self._work_on(storage)
+        if self.pool.consumed > self.step:  # In the middle of a step that is being tried again.
+            return
         require_current(storage, self.epoch)
         if self.step not in self.checkpoints:
             table = self.pool.snapshot(self.step)

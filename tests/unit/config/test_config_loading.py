@@ -46,7 +46,7 @@ def problems(load):
 
 
 def test_the_package_imports_no_torch():
-    code = "import gyre_core.config, flows.cli, sys; print([n for n in ('torch', 'prefect') if n in sys.modules])"
+    code = "import gyre_core.config, deployments.cli, sys; print([n for n in ('torch', 'prefect') if n in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
 

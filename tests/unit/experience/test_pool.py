@@ -420,3 +420,9 @@ def test_a_superseded_owner_deletes_nothing(storage):
     with pytest.raises(SupersededError, match="owned by the next owner"):
         pool.pin_from(6)
     assert segment_ids(storage) == before
+
+
+def test_a_snapshot_in_the_middle_of_a_step_is_refused(storage):
+    pool = busy_pool(storage, 0, steps=3)
+    with pytest.raises(AssertionError, match="step 3 was consumed, so the state after 2 is gone"):
+        pool.snapshot(2)

@@ -22,7 +22,7 @@ def test_phases_and_orchestration_add_up_to_the_step():
     clock.move(1.0)
     with timer("generation"):
         clock.move(4.0)
-        with timer("wait_for_batch"):
+        with timer("sample"):
             clock.move(2.0)
             with timer("reward"):
                 clock.move(0.5)
@@ -33,10 +33,20 @@ def test_phases_and_orchestration_add_up_to_the_step():
     assert timer.metrics() == {
         "time/step": 12.0,
         "time/reward": 0.5,
-        "time/wait_for_batch": 2.0,
+        "time/sample": 2.0,
         "time/generation": 8.0,
         "time/orchestration": 1.5,
     }
+
+
+def test_a_step_may_count_from_the_end_of_the_one_before():
+    clock = Clock()
+    timer = StepTimer(clock)
+    with timer("generation"):
+        clock.move(4.0)
+    clock.move(1.0)
+    assert timer.metrics(since=49.0) == {"time/step": 6.0, "time/generation": 4.0, "time/orchestration": 2.0}
+    assert timer.metrics(since=52.0) == {"time/step": 3.0, "time/generation": 4.0, "time/orchestration": 0.0}
 
 
 def test_a_phase_that_raises_is_counted():

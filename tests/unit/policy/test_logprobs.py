@@ -14,7 +14,6 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from gyre_core.learner.packing import PADDING, plan_micro_batches
 from gyre_core.policy import logprobs
 from gyre_core.policy.logprobs import (
     ReferenceModel,
@@ -23,6 +22,7 @@ from gyre_core.policy.logprobs import (
     packed_statistics,
     score_groups,
 )
+from gyre_core.policy.packing import PADDING, plan_micro_batches
 from gyre_core.types import SamplingParameters
 
 SHAPE = {

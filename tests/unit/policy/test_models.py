@@ -97,6 +97,9 @@ def test_inspection_agrees_with_the_loaded_model(tmp_path, kind):
     summary = inspect_policy(str(tmp_path))
     assert summary.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert (summary.architecture, summary.vocabulary, summary.max_positions) == (type(model).__name__, 52, 99)
+    assert (summary.layers, summary.hidden_size) == (2, 16)
+    cache = model(torch.arange(3)[None], use_cache=True).past_key_values
+    assert summary.cache_elements * 3 == sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
 
 
 def test_dropout_is_off_in_either_mode():

@@ -11,13 +11,12 @@ from prefect.client.schemas.objects import State
 from prefect.logging.handlers import APILogHandler
 from rich.console import Console
 
+from deployments.exit_codes import FAILED, INTERRUPTED, USER_ERROR
 from deployments.local import prefect_api
 from flows.train import train
 from gyre_core.config import GyreConfig
 from gyre_core.monitor.progress import summary_table
 from gyre_core.training.run_folder import RunFolder
-
-FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130
 
 
 def run_training(config: GyreConfig, *, resume: bool, run_id: str | None, keep_server: bool) -> int:
@@ -25,12 +24,12 @@ def run_training(config: GyreConfig, *, resume: bool, run_id: str | None, keep_s
 
     0: completed, 1: failed or stopped by an alarm, 2: the user's mistake, 130: interrupted.
     """
-    _log_plainly()
+    server_log = _log_plainly()
     with prefect_api(keep_server) as api_url:
         print(f"Prefect UI: {api_url.removesuffix('/api')}", flush=True)
         state, result = asyncio.run(_train(config, run_id, resume))
         # The last log lines travel in the background, and the server may end with this block.
-        APILogHandler.flush()
+        server_log.flush()
     if state.is_completed():
         folder = RunFolder.find(str(result), config.experiment.output)
         Console().print(summary_table(folder.summary()))
@@ -49,10 +48,15 @@ async def _train(config: GyreConfig, run_id: str | None, resume: bool) -> tuple[
     return state, await state.aresult(raise_on_failure=False)
 
 
-def _log_plainly() -> None:
-    """Show Gyre's own messages and Prefect's warnings; its lines about every task belong in its UI."""
-    for name in ("prefect.flow_runs", "prefect.task_runs"):
+def _log_plainly() -> APILogHandler:
+    """Show Gyre's own messages and Prefect's warnings, and send the former to the server; returns what sends them.
+
+    Prefect's lines about every run and task belong in its UI.
+    """
+    for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine"):
         logging.getLogger(name).setLevel(logging.WARNING)
     core = logging.getLogger("gyre_core")
     core.setLevel(logging.INFO)
-    core.addHandler(APILogHandler())
+    server_log = APILogHandler()
+    core.addHandler(server_log)
+    return server_log

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
 
+from deployments.exit_codes import INTERRUPTED, USER_ERROR
 from gyre_core.config import ConfigError, GyreConfig, dump_config, load_config
 from gyre_core.config.fields import Field, list_fields, list_sections
 from gyre_core.config.plan import make_plan
@@ -21,11 +22,9 @@ from gyre_core.config.runnable import refuse_unbuilt
 from gyre_core.config.suggestions import suggest_key
 from gyre_core.config.template import TEMPLATE
 
-FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130
-
 
 def _version() -> str:
-    from flows.environment import package_version
+    from deployments.environment import package_version
 
     return package_version("gyre")
 
@@ -112,7 +111,7 @@ def train(
         return _print_dry_run(settings)
     refuse_unbuilt(settings)
     print(make_plan(settings).describe(), flush=True)
-    from flows.launch import run_training
+    from deployments.launch import run_training
 
     return run_training(settings, resume=resume, run_id=run_id, keep_server=keep_server)
 
@@ -123,7 +122,7 @@ def preflight(*, config: ConfigFile, overrides: Sequence[tuple[str, str]]) -> in
     """Check engine, models, rewards, storage and disk by a short generation, before any training."""
     settings = load_config(config, overrides)
     refuse_unbuilt(settings)
-    from flows.preflight import run_preflight
+    from gyre_core.training.preflight import run_preflight
 
     return run_preflight(settings)
 
@@ -145,9 +144,10 @@ def init(directory: Annotated[Path, Parameter(help="Folder for gyre.yaml; made i
 @app.command
 def evaluate(run: Run, /, *, output: Output = "runs") -> int:
     """Evaluate a run's newest policy on its held-out prompts."""
-    from flows.evaluate import evaluate_run
+    from gyre_core.training.evaluate_run import evaluate_run
 
-    return evaluate_run(run, output)
+    print(evaluate_run(run, output))
+    return 0
 
 
 @app.command
@@ -180,9 +180,18 @@ def status(
 
 
 @app.command
+def stop_server() -> int:
+    """End the local Prefect server that `--keep-server` left up."""
+    from deployments.local import stop_local_server
+
+    print("the local Prefect server has ended" if stop_local_server() else "there is no local Prefect server")
+    return 0
+
+
+@app.command
 def env() -> int:
     """Print versions, cores, memory and thread settings; no secrets."""
-    from flows.environment import describe_environment
+    from deployments.environment import describe_environment
 
     print(describe_environment())
     return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gyre_core.cluster.claims import claim
@@ -16,7 +17,15 @@ from gyre_core.experience.segments import write_segment
 from gyre_core.policy.logprobs import ReferenceModel
 from gyre_core.rewards.scorer import Scorer
 from gyre_core.storage import Storage
-from gyre_core.types import Completion, LogProbabilities, Rollout, RolloutGroup, RolloutRequest
+from gyre_core.types import (
+    Completion,
+    GroupRequest,
+    LogProbabilities,
+    Rollout,
+    RolloutGroup,
+    RolloutRequest,
+    SamplingParameters,
+)
 from gyre_core.weights.chain import VersionChain
 
 
@@ -59,9 +68,9 @@ async def serve_request(worker: Worker, request: RolloutRequest, attempt: int) -
         weights = await asyncio.to_thread(worker.chain.load, request.version)
         await worker.engine.load_weights(request.version, weights)
     loaded = time.monotonic()
-    completions = await _generate(worker.engine, request)
+    completions = await generate(worker.engine, request.groups, request.sampling)
     generated = time.monotonic()
-    groups = await _score(worker, request, completions)
+    groups = await score(worker, request, completions)
     scored = time.monotonic()
     try:
         size = await asyncio.to_thread(write_segment, worker.storage, request.request_id, groups)
@@ -79,19 +88,25 @@ async def serve_request(worker: Worker, request: RolloutRequest, attempt: int) -
     )
 
 
-async def _generate(engine: Engine, request: RolloutRequest) -> dict[str, list[Completion]]:
-    """The request's completions by group, each group in the order of its samples."""
+async def generate(
+    engine: Engine, groups: Sequence[GroupRequest], sampling: SamplingParameters
+) -> dict[str, list[Completion]]:
+    """The groups' completions by group id, each group in the order of its samples."""
     completions: defaultdict[str, list[Completion]] = defaultdict(list)
-    async for completion in engine.generate(request.groups, request.sampling):
+    async for completion in engine.generate(groups, sampling):
         completions[completion.group_id].append(completion)
     for group in completions.values():
         group.sort(key=lambda completion: completion.sample_index)
     return completions
 
 
-async def _score(
-    worker: Worker, request: RolloutRequest, completions: dict[str, list[Completion]]
+async def score(
+    worker: Worker, request: RolloutRequest, completions: Mapping[str, Sequence[Completion]]
 ) -> list[RolloutGroup]:
+    """The request's groups with their scores, and with reference log-probabilities where there is a reference.
+
+    Raises RewardError like `Scorer.score`.
+    """
     prompts = [(group.prompt, completions[group.group_id]) for group in request.groups]
     scores = await worker.scorer.score(prompts, step=request.step, version=request.version)
     references: list[list[LogProbabilities]] | None = None

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyre_core.engines.sampling import group_key, sample_tokens, truncated_log_probabilities, uniform
+from gyre_core.policy.sampling import group_key, sample_tokens, truncated_log_probabilities, uniform
 
 
 def reference(logits, temperature, top_p, top_k):

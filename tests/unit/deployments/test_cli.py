@@ -6,19 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from flows import cli
-from flows.environment import describe_environment, mask_url
+from deployments import cli
+from deployments.environment import describe_environment, mask_url
 from gyre_core.config import load_config
 from gyre_core.config.fields import list_fields
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 QUICKSTART = str(ROOT / "examples" / "quickstart.yaml")
 
 
 def gyre(*arguments, **options):
     """Run the command in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "flows.cli", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, **options
+        [sys.executable, "-m", "deployments.cli", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **options,
     )
 
 
@@ -67,7 +72,7 @@ def test_dry_run_prints_a_configuration_that_loads_back_equal(tmp_path):
 
 def test_dry_run_loads_neither_torch_nor_prefect():
     code = (
-        "import sys; from flows.cli import main\n"
+        "import sys; from deployments.cli import main\n"
         f"code = main(['train', '--config', {QUICKSTART!r}, '--dry-run'])\n"
         "sys.exit(code or any(name in sys.modules for name in ('torch', 'transformers', 'prefect')))"
     )
@@ -136,7 +141,7 @@ def test_interruption_and_late_mistakes_have_their_codes(run, monkeypatch, error
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("flows.environment.describe_environment", fail)
+    monkeypatch.setattr("deployments.environment.describe_environment", fail)
     assert run("env") == (code, "", said)
 
 
@@ -144,7 +149,7 @@ def test_a_failure_that_is_no_mistake_of_the_user_is_raised(monkeypatch):
     def fail():
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("flows.environment.describe_environment", fail)
+    monkeypatch.setattr("deployments.environment.describe_environment", fail)
     with pytest.raises(RuntimeError, match="broken"):
         cli.main(["env"])
 

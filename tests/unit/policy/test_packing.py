@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from gyre_core.learner.packing import PADDING, plan_micro_batches, row_capacity
+from gyre_core.policy.packing import PADDING, plan_micro_batches, row_capacity
 
 
 def random_sequences(seed, longest=40, groups=12):

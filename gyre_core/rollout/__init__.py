@@ -1,0 +1,1 @@
+"""Generation of experience: how a request is served, in the train process or elsewhere."""

@@ -1,0 +1,99 @@
+"""How much disk and memory a run will take, in bytes, from its configuration and a few measured figures. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gyre_core.config import GyreConfig
+from gyre_core.policy.models import PolicySummary
+
+Forecast = Mapping[str, float]
+"""Bytes by what takes them."""
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+_FLOAT32 = 4
+_LOGITS_CHUNK = 2**26
+"""Logits that the learner holds at the same time."""
+_LOGITS_COPIES = 4
+"""Logits, probabilities, their product, and the gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """What one step will cost by a trial: seconds of its parts, and stored bytes of one completion."""
+
+    generation_seconds: float
+    reward_seconds: float
+    update_seconds: float
+    sample_bytes: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the whole step, its orchestration left out."""
+        return self.generation_seconds + self.reward_seconds + self.update_seconds
+
+
+def disk_forecast(config: GyreConfig, policy: PolicySummary, versions_kept: int, costs: StepCosts | None) -> Forecast:
+    """What the run will hold on storage at the most, without the few megabytes of its logs.
+
+    One policy version and one checkpoint beyond those kept are there while a new one is written. The pool holds
+    `experience.buffer_size` samples and all that was made since the oldest checkpoint kept, for an exact resume;
+    without `costs` it is left out.
+    """
+    weights = policy.parameters * _DTYPE_BYTES[config.models.dtype]
+    forecast = {
+        "policy versions": float(weights * (versions_kept + 1)),
+        "checkpoints": float(_checkpoint_bytes(policy) * (config.checkpoint.keep + 1)),
+        "export": float(weights),
+    }
+    if costs is not None:
+        samples_per_step = config.rollout.batch_size * config.rollout.samples_per_prompt
+        span = config.checkpoint.keep * config.checkpoint.interval
+        steps = min(config.experiment.steps, math.ceil(span / costs.seconds))
+        forecast["pool"] = costs.sample_bytes * (config.experience.buffer_size + samples_per_step * steps)
+    return forecast
+
+
+def memory_forecast(config: GyreConfig, policy: PolicySummary, reference: PolicySummary | None) -> Forecast:
+    """What the train process will hold in memory at the most, besides its libraries.
+
+    `reference` is the model of the KL penalty, None without one. The prompt is taken to be as long as
+    `data.max_prompt_tokens` allows. Activations are 17 elements per token, layer and hidden unit (Korthikanti et al.,
+    "Reducing Activation Recomputation in Large Transformer Models", eq. 2, whose 34 bytes are of two each, without
+    the term of attention scores, which fused attention does not keep).
+    """
+    width = _DTYPE_BYTES[config.models.dtype]
+    rounded = 0 if config.models.dtype == "float32" else 2 * policy.parameters * width
+    tokens = config.learning.tokens_per_micro_batch
+    kept_layers = 1 if config.learning.gradient_checkpointing else policy.layers
+    activations = tokens * policy.hidden_size * width * (17 * kept_layers + policy.layers)
+    logits = min(tokens * policy.vocabulary, _LOGITS_CHUNK) * _FLOAT32 * _LOGITS_COPIES
+    positions = config.data.max_prompt_tokens + config.rollout.max_tokens
+    forecast = {
+        # Weights, gradient and two moments, and for bfloat16 the rounded copy with its gradient.
+        "learner": 4 * policy.parameters * _FLOAT32 + rounded,
+        # Of weights and moments.
+        "snapshot": _checkpoint_bytes(policy),
+        # The weights it holds, and those that it is loading.
+        "engine": 2 * policy.parameters * width,
+        "reference": reference.parameters * width if reference else 0,
+        "key-value cache": config.rollout.sequences_in_flight * positions * policy.cache_elements * width,
+        "activations": activations + logits,
+    }
+    return {name: float(size) for name, size in forecast.items() if size}
+
+
+def bytes_text(size: float) -> str:
+    """A number of bytes for people: three digits and a binary unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} TiB"
+
+
+def _checkpoint_bytes(policy: PolicySummary) -> int:
+    """Weights and two moments in float32."""
+    return 3 * policy.parameters * _FLOAT32

@@ -1,0 +1,67 @@
+"""Killed at any moment, a run resumes from its newest whole checkpoint and ends like an undisturbed one."""
+
+import asyncio
+import random
+import signal
+import time
+
+import pytest
+from gyre_processes import GyreProcess, newest_run, wait_until, write_config
+from tiny_runs import EVERY_STEP, loop_outcome, opened_runs, outcome
+
+from flows.train import train
+from gyre_core.config import load_config
+
+STEPS = 8
+CHANGES = {"experiment": {"steps": STEPS}, "checkpoint": EVERY_STEP}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return asyncio.run(loop_outcome(load_config(write_config(tmp_path_factory.mktemp("undisturbed"), **CHANGES))))
+
+
+async def test_a_run_that_is_killed_again_and_again_ends_like_an_undisturbed_one(
+    tmp_path, monkeypatch, prefect_server, undisturbed
+):
+    seed = random.SystemRandom().randrange(1 << 32)
+    rng = random.Random(seed)
+    print(f"seed {seed}")
+    config = write_config(tmp_path, **CHANGES)
+    reached = 0
+    for attempt in range(3):
+        resume = ["--resume"] if attempt else []
+        process = GyreProcess(
+            tmp_path / f"{attempt}.log", "train", "--config", str(config), *resume, api_url=prefect_server
+        )
+        epoch = f"learner/epochs/{attempt + 1:04d}"
+        wait_until(lambda epoch=epoch: list(tmp_path.glob(f"runs/tiny/*/{epoch}")), f"epoch {attempt + 1}")
+        time.sleep(rng.uniform(0.0, 2.0))
+        alive = process.alive()
+        process.send(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL or not alive
+        if not alive:
+            break
+        assert newest_run(tmp_path).owned() is False
+        reached = max(reached, len(list(tmp_path.glob("runs/tiny/*/checkpoints/*/manifest.json"))))
+    with opened_runs(monkeypatch) as runs:
+        await train(load_config(config), resume=True)
+    (run,) = runs
+    assert sorted(undisturbed.metrics) == list(range(1, STEPS + 1))
+    outcome(run).assert_equals(undisturbed)
+
+
+async def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
+    tmp_path, monkeypatch, prefect_server, reference
+):
+    config = load_config(write_config(tmp_path, checkpoint=EVERY_STEP))
+    with opened_runs(monkeypatch) as runs:
+        await train(config)
+    newest = newest_run(tmp_path).path / "checkpoints" / "00000003-0001" / "tensors.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 1
+    newest.write_bytes(data)
+    with opened_runs(monkeypatch) as runs:
+        await train(config, resume=True)
+    assert sorted(runs[0].results) == [3]
+    outcome(runs[0]).assert_equals(reference)

@@ -1,0 +1,89 @@
+"""Forecasts of disk and memory, against sums done by hand."""
+
+import pytest
+
+from gyre_core.config import GyreConfig
+from gyre_core.policy.models import PolicySummary
+from gyre_core.training.forecast import StepCosts, bytes_text, disk_forecast, memory_forecast
+
+MILLION = 1_000_000
+POLICY = PolicySummary(
+    architecture="Qwen3ForCausalLM",
+    parameters=MILLION,
+    dtype="float32",
+    vocabulary=1000,
+    max_positions=4096,
+    layers=4,
+    hidden_size=100,
+    cache_elements=64,
+)
+COSTS = StepCosts(generation_seconds=6.0, reward_seconds=1.0, update_seconds=3.0, sample_bytes=100.0)
+
+
+def config_of(**sections):
+    return GyreConfig.model_validate(sections)
+
+
+def test_disk_of_float32():
+    """4 MB a version, 3 kept and one in writing; 12 MB a checkpoint, 2 kept and one in writing."""
+    forecast = disk_forecast(config_of(checkpoint={"keep": 2}), POLICY, 3, None)
+    assert forecast == {"policy versions": 16 * MILLION, "checkpoints": 36 * MILLION, "export": 4 * MILLION}
+
+
+def test_disk_of_bfloat16_halves_what_is_published():
+    """The masters and moments of a checkpoint stay float32."""
+    forecast = disk_forecast(config_of(models={"dtype": "bfloat16"}, checkpoint={"keep": 1}), POLICY, 4, None)
+    assert forecast == {"policy versions": 10 * MILLION, "checkpoints": 24 * MILLION, "export": 2 * MILLION}
+
+
+@pytest.mark.parametrize(("steps", "retained"), [(1000, 120), (50, 50)])
+def test_the_pool_reaches_back_to_the_oldest_checkpoint(steps, retained):
+    """2 checkpoints 600 s apart reach 1200 s back: 120 steps of 10 s, if the run is that long; 32 samples a step."""
+    config = config_of(
+        experiment={"steps": steps},
+        rollout={"batch_size": 8, "samples_per_prompt": 4},
+        experience={"buffer_size": 500},
+        checkpoint={"keep": 2, "interval": 600.0},
+    )
+    assert disk_forecast(config, POLICY, 3, COSTS)["pool"] == 100 * (500 + 32 * retained)
+
+
+def test_memory_of_float32():
+    """Weights, gradient, two moments; weights and moments again; the engine's weights twice; 256 rows of 1,074."""
+    config = config_of(
+        rollout={"max_tokens": 50, "sequences_in_flight": 256},
+        learning={"tokens_per_micro_batch": 1000},
+    )
+    assert memory_forecast(config, POLICY, None) == {
+        "learner": 16 * MILLION,
+        "snapshot": 12 * MILLION,
+        "engine": 8 * MILLION,
+        "key-value cache": 256 * 1074 * 64 * 4,
+        "activations": 1000 * 100 * 4 * (17 * 4 + 4) + 4 * 4 * MILLION,
+    }
+
+
+def test_memory_of_bfloat16_with_a_reference():
+    config = config_of(
+        models={"dtype": "bfloat16"},
+        learning={"gradient_checkpointing": True, "tokens_per_micro_batch": 1000, "kl_coef": 0.1},
+    )
+    forecast = memory_forecast(config, POLICY, POLICY)
+    assert forecast["learner"] == (16 + 4) * MILLION
+    assert (forecast["engine"], forecast["reference"]) == (4 * MILLION, 2 * MILLION)
+    assert forecast["activations"] == 1000 * 100 * 2 * (17 + 4) + 4 * 4 * MILLION
+
+
+def test_logits_are_held_in_chunks():
+    """However many tokens and words there are, 2^26 logits at once, four times over."""
+    config = config_of(learning={"tokens_per_micro_batch": 10**6, "gradient_checkpointing": True})
+    activations = 10**6 * 100 * 4 * (17 + 4)
+    assert memory_forecast(config, POLICY, None)["activations"] == activations + 4 * 2**26 * 4
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (3 * 2**30, "3 GiB"), (2**41, "2 TiB")],
+)
+def test_bytes_for_people(size, text):
+    assert bytes_text(size) == text

@@ -1,0 +1,107 @@
+"""Run folders: made once, found by name, and owned by one live process."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from training_configs import tiny_config
+
+from gyre_core.training.run_folder import RunFolder, RunFolderError, run_storage
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from gyre_core.training.run_folder import RunFolder
+folder = RunFolder(Path(sys.argv[1]))
+folder.acquire()
+print("owned", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def owner():
+    """Starts a process that owns a run."""
+    processes = []
+
+    def start(folder):
+        process = subprocess.Popen([sys.executable, "-c", OWNER, str(folder.path)], stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        assert process.stdout.readline() == "owned\n"
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def create(folder, run_id=None):
+    return RunFolder.create(tiny_config(folder), run_id)
+
+
+def test_a_new_folder_holds_its_configuration(tmp_path):
+    folder = create(tmp_path)
+    assert folder.path.parent == tmp_path / "runs" / "trial"
+    assert folder.key == f"trial/{folder.path.name}"
+    assert folder.config() == tiny_config(tmp_path)
+    assert folder.summary() == {}
+
+
+def test_a_run_id_is_taken_once(tmp_path):
+    create(tmp_path, "first")
+    with pytest.raises(RunFolderError, match="--resume"):
+        create(tmp_path, "first")
+
+
+def test_a_run_is_found_by_name_key_and_path(tmp_path):
+    """NAME is the newest run, whatever ids the user chose."""
+    runs = [create(tmp_path, run_id) for run_id in ("zebra", None, "apple")]
+    output = tmp_path / "runs"
+    assert RunFolder.find("trial", output).key == "trial/apple"
+    for folder in runs:
+        assert RunFolder.find(folder.key, output).path == folder.path
+        assert RunFolder.find(str(folder.path), "elsewhere").path == folder.path
+
+
+def test_an_unknown_run_is_answered_with_those_that_are_there(tmp_path):
+    with pytest.raises(RunFolderError, match="there are no runs"):
+        RunFolder.find("trial", tmp_path / "runs")
+    create(tmp_path)
+    with pytest.raises(RunFolderError, match=r"no run 'other'.*there are: trial"):
+        RunFolder.find("other", tmp_path / "runs")
+
+
+def test_a_run_has_one_live_owner(tmp_path, owner):
+    folder = create(tmp_path)
+    assert not folder.owned()
+    process = owner(folder)
+    content = (folder.path / "owner.lock").read_text()
+    assert folder.owned()
+    with pytest.raises(RunFolderError, match=f"by process {process.pid};"):
+        folder.acquire()
+    assert (folder.path / "owner.lock").read_text() == content == str(process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not folder.owned()
+    folder.acquire()
+    assert folder.owned()
+    assert (folder.path / "owner.lock").read_text() == str(os.getpid())
+    folder.release()
+    assert not folder.owned()
+
+
+def test_asking_for_the_owner_changes_nothing(tmp_path):
+    folder = create(tmp_path)
+    before = sorted(folder.path.iterdir())
+    assert not folder.owned()
+    assert sorted(folder.path.iterdir()) == before
+
+
+def test_the_data_lies_in_the_run_folder_or_below_the_url(tmp_path):
+    folder = create(tmp_path)
+    assert run_storage(tiny_config(tmp_path), folder).url == str(folder.path)
+    elsewhere = tiny_config(tmp_path, storage={"url": str(tmp_path / "data")})
+    assert run_storage(elsewhere, folder).url == str(tmp_path / "data" / folder.key)
