@@ -208,6 +208,8 @@ def _stop_server(home: Path) -> bool:
     for remaining in stubborn:
         with contextlib.suppress(psutil.NoSuchProcess):
             remaining.kill()
+    for handle in _started:
+        handle.poll()  # Takes note that it ended.
     (home / "server.json").unlink(missing_ok=True)
     return True
 

@@ -1,5 +1,8 @@
 """Reward functions of the tiny runs: a random policy earns something, so that there is a gradient."""
 
+import time
+from pathlib import Path
+
 
 def even_digits(completions, **columns):
     """Share of even digits in a completion."""
@@ -13,6 +16,12 @@ def constant(completions, **columns):
 
 def miscounted(completions, **columns):
     """One value too many: a broken contract, at each call a line in `calls.txt` of the working folder."""
-    with open("calls.txt", "a") as calls:
+    with Path("calls.txt").open("a") as calls:
         calls.write("called\n")
     return [1.0] * (len(completions) + 1)
+
+
+def slow(completions, **columns):
+    """As `even_digits`, after two seconds."""
+    time.sleep(2.0)
+    return even_digits(completions)

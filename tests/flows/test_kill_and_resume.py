@@ -7,7 +7,7 @@ import time
 
 import pytest
 from gyre_processes import GyreProcess, newest_run, wait_until, write_config
-from tiny_runs import EVERY_STEP, loop_outcome, opened_runs, outcome
+from tiny_runs import EVERY_STEP, REWARDS, loop_outcome, opened_runs, outcome
 
 from flows.train import train
 from gyre_core.config import load_config
@@ -28,7 +28,6 @@ async def test_a_run_that_is_killed_again_and_again_ends_like_an_undisturbed_one
     rng = random.Random(seed)
     print(f"seed {seed}")
     config = write_config(tmp_path, **CHANGES)
-    reached = 0
     for attempt in range(3):
         resume = ["--resume"] if attempt else []
         process = GyreProcess(
@@ -43,7 +42,6 @@ async def test_a_run_that_is_killed_again_and_again_ends_like_an_undisturbed_one
         if not alive:
             break
         assert newest_run(tmp_path).owned() is False
-        reached = max(reached, len(list(tmp_path.glob("runs/tiny/*/checkpoints/*/manifest.json"))))
     with opened_runs(monkeypatch) as runs:
         await train(load_config(config), resume=True)
     (run,) = runs
@@ -51,9 +49,27 @@ async def test_a_run_that_is_killed_again_and_again_ends_like_an_undisturbed_one
     outcome(run).assert_equals(undisturbed)
 
 
-async def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
-    tmp_path, monkeypatch, prefect_server, reference
-):
+async def test_a_second_interrupt_ends_a_run_within_its_step(tmp_path, monkeypatch, prefect_server):
+    file = write_config(
+        tmp_path,
+        experiment={"steps": 2},
+        reward={"functions": [{"path": f"{REWARDS}:slow"}]},
+        rollout={"groups_per_request": 8},
+    )
+    process = GyreProcess(tmp_path / "log", "train", "--config", str(file), api_url=prefect_server)
+    wait_until(lambda: list(tmp_path.glob("runs/tiny/*/claims/00000001-0000.1")), "the first step")
+    process.send(signal.SIGINT)
+    wait_until(lambda: "interrupted: finishing the open steps" in process.output, "the answer to the first interrupt")
+    process.send(signal.SIGINT)
+    assert process.wait() == 130, process.output
+    run = newest_run(tmp_path)
+    assert (run.summary()["status"], run.summary()["steps"], run.owned()) == ("interrupted", 0, False)
+    with opened_runs(monkeypatch) as runs:
+        await train(load_config(file), resume=True)
+    assert sorted(runs[0].results) == [1, 2]
+
+
+async def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path, monkeypatch, prefect_server, reference):
     config = load_config(write_config(tmp_path, checkpoint=EVERY_STEP))
     with opened_runs(monkeypatch) as runs:
         await train(config)

@@ -1,7 +1,6 @@
 """The train flow in Prefect's eyes, steps that overlap, and evaluations beside them."""
 
 import dataclasses
-import threading
 
 import pytest
 from gyre_processes import wait_until
@@ -20,6 +19,7 @@ from flows.train import train
 from gyre_core.cluster.requests import request_name
 from gyre_core.experience.segments import segment_exists
 from gyre_core.monitor.metrics import read_metrics
+from gyre_core.training.run import RunFailedError
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -65,10 +65,14 @@ async def test_runs_tasks_and_artifacts_carry_telling_names(tmp_path, monkeypatc
 async def test_a_fatal_error_is_not_retried_and_ends_flow_and_step_failed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = tiny_config(tmp_path, reward={"functions": [{"path": f"{REWARDS}:miscounted"}]})
-    state = await train(config, return_state=True)
+    with opened_runs(monkeypatch) as runs:
+        state = await train(config, return_state=True)
     async with get_client() as client:
         below = await subflows(client, state.state_details.flow_run_id)
     assert state.is_failed()
+    with pytest.raises(RunFailedError, match=r"after step 0: RewardError: .*miscounted.* got 17, wanted 16"):
+        await state.aresult()
+    assert runs[0].folder.summary()["status"] == "failed"
     assert [(item.name, item.state_name) for item in below] == [("step-000001", "Failed")]
     assert (tmp_path / "calls.txt").read_text().count("called") == 1
 

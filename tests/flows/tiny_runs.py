@@ -132,7 +132,7 @@ def fail_everywhere(run, step: int) -> set[str]:
 
 @contextmanager
 def optimizer_fault(run, call: int):
-    """Raise once in step 2, when the optimiser of the `call`-th minibatch has moved the weights and not yet returned."""
+    """Raise once in step 2, when the `call`-th minibatch has moved the weights and the optimiser not yet returned."""
     calls = []
 
     def hook(*_):
@@ -167,6 +167,7 @@ class Outcome:
     """What a run learned, from what, and what it said of it."""
 
     tensors: dict[str, torch.Tensor]
+    counters: dict[str, int]
     consumed: dict[int, list]
     metrics: dict[int, dict[str, str]]
 
@@ -175,6 +176,7 @@ class Outcome:
         assert self.tensors.keys() == other.tensors.keys()
         for name, tensor in self.tensors.items():
             assert torch.equal(tensor, other.tensors[name]), f"{name} differs"
+        assert self.counters == other.counters
         assert self.consumed == other.consumed
         assert self.metrics == other.metrics
 
@@ -192,15 +194,14 @@ def outcome(run) -> Outcome:
                     for number, minibatch in enumerate(record.minibatches)
                     for group in minibatch.groups
                 ]
+    rows = read_metrics(run.folder.path)
     metrics = {
         row.step: {name: repr(value) for name, value in row.metrics.items() if not name.startswith(UNREPEATABLE)}
-        for row in read_metrics(run.folder.path)
+        for row in rows
     }
-    return Outcome({name: tensor.clone() for name, tensor in tensors.items()} | counters_as_tensors(counters), consumed, metrics)
-
-
-def counters_as_tensors(counters):
-    return {name: torch.tensor(value) for name, value in counters.items()}
+    assert len(metrics) == len(rows), "a step has two lines"
+    learned = {name: tensor.clone() for name, tensor in tensors.items()}
+    return Outcome(learned, counters, consumed, metrics)
 
 
 async def loop_outcome(config: GyreConfig) -> Outcome:
