@@ -80,7 +80,7 @@ class _Training:
             await self._evaluate(run.step)
             await export_policy(run)
             write_run_summary(run, "completed")
-            await self._artifacts.update()
+            await self._show()
         except RunStoppedError:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever ends the run, its state is kept first
@@ -127,8 +127,8 @@ class _Training:
         if config.evaluation.every and step % config.evaluation.every == 0 and step < self._total:
             await self._evaluate(step)
         if step % config.monitor.artifact_every == 0:
-            await self._artifacts.update()
             write_run_summary(run, "running")
+            await self._show()
 
     async def _evaluate(self, step: int) -> None:
         """Evaluate in a flow of its own; one that fails is logged and leaves the training alone."""
@@ -138,6 +138,13 @@ class _Training:
             await _opening(lambda: evaluate(self._run.key, step))
         except Exception:
             logger.exception("the evaluation after step %d failed; training goes on", step)
+
+    async def _show(self) -> None:
+        """Renew the artifacts; ones that cannot be renewed are logged and leave the training alone."""
+        try:
+            await self._artifacts.update()
+        except Exception:
+            logger.exception("the artifacts in Prefect could not be renewed; training goes on")
 
     def _end_early(self) -> State[None]:
         if self._stopped_by is not None:

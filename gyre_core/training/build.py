@@ -122,6 +122,11 @@ def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Sc
     storage = run_storage(config, folder)
     checkpoints = CheckpointStore(storage, config.checkpoint.keep)
     checkpoint = checkpoints.newest() if resume else None
+    if checkpoint is not None and checkpoint.step >= config.experiment.steps:
+        raise ValueError(
+            f"the run {folder.key} is complete: {checkpoint.step} of {config.experiment.steps} steps are done; raise "
+            "experiment.steps to go on, or start a new run"
+        )
     start = make_start_policy(config, folder, rows.warm_start or arithmetic_rows(config.experiment.seed))
     prompts = tokenize_prompts(config, rows, start)
     epoch = claim_epoch(storage, f"{platform.node()}:{os.getpid()}")
