@@ -55,9 +55,6 @@ class GyreProcess:
     def send(self, number: signal.Signals) -> None:
         os.kill(self._process.pid, number)
 
-    def alive(self) -> bool:
-        return self._process.is_alive()
-
     def wait(self) -> int:
         """The exit code, negative for a signal."""
         self._process.join(DEADLINE)

@@ -11,8 +11,9 @@ from tiny_runs import EVERY_STEP, REWARDS, loop_outcome, opened_runs, outcome
 
 from flows.train import train
 from gyre_core.config import load_config
+from gyre_core.monitor.metrics import read_metrics
 
-STEPS = 8
+STEPS = 12
 CHANGES = {"experiment": {"steps": STEPS}, "checkpoint": EVERY_STEP}
 
 
@@ -35,12 +36,12 @@ async def test_a_run_that_is_killed_again_and_again_ends_like_an_undisturbed_one
         )
         epoch = f"learner/epochs/{attempt + 1:04d}"
         wait_until(lambda epoch=epoch: list(tmp_path.glob(f"runs/tiny/*/{epoch}")), f"epoch {attempt + 1}")
-        time.sleep(rng.uniform(0.0, 2.0))
-        alive = process.alive()
+        # Somewhere within a step, with steps left that the run cannot have finished before the signal comes.
+        last = rng.randint(3 * attempt, 3 * attempt + 2)
+        wait_until(lambda last=last: len(read_metrics(newest_run(tmp_path).path)) > last, f"step {last}")
+        time.sleep(rng.uniform(0.0, 0.3))
         process.send(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL or not alive
-        if not alive:
-            break
+        assert process.wait() == -signal.SIGKILL
         assert newest_run(tmp_path).owned() is False
     with opened_runs(monkeypatch) as runs:
         await train(load_config(config), resume=True)
