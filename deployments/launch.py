@@ -7,6 +7,7 @@ import logging
 import sys
 from typing import Any, cast
 
+from prefect import tags
 from prefect.client.schemas.objects import State
 from prefect.logging.handlers import APILogHandler
 from rich.console import Console
@@ -27,7 +28,8 @@ def run_training(config: GyreConfig, *, resume: bool, run_id: str | None, keep_s
     server_log = _log_plainly()
     with prefect_api(keep_server) as api_url:
         print(f"Prefect UI: {api_url.removesuffix('/api')}", flush=True)
-        state, result = asyncio.run(_train(config, run_id, resume))
+        with tags(config.experiment.name, *config.experiment.tags):
+            state, result = asyncio.run(_train(config, run_id, resume))
         # The last log lines travel in the background, and the server may end with this block.
         server_log.flush()
     if state.is_completed():
@@ -55,8 +57,8 @@ def _log_plainly() -> APILogHandler:
     """
     for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    core = logging.getLogger("gyre_core")
-    core.setLevel(logging.INFO)
     server_log = APILogHandler()
-    core.addHandler(server_log)
+    for name in ("gyre_core", "flows"):
+        logging.getLogger(name).setLevel(logging.INFO)
+        logging.getLogger(name).addHandler(server_log)
     return server_log
