@@ -14,13 +14,14 @@ from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
 
-from deployments.exit_codes import INTERRUPTED, USER_ERROR
+from deployments.exit_codes import FAILED, INTERRUPTED, USER_ERROR
 from gyre_core.config import ConfigError, GyreConfig, dump_config, load_config
 from gyre_core.config.fields import Field, list_fields, list_sections
 from gyre_core.config.plan import make_plan
 from gyre_core.config.runnable import refuse_unbuilt
 from gyre_core.config.suggestions import suggest_key
 from gyre_core.config.template import TEMPLATE
+from gyre_core.rewards.values import RewardError
 
 
 def _version() -> str:
@@ -56,6 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(_explain_usage(error))
     except (ValueError, FileNotFoundError, FileExistsError) as error:
         return _complain(str(error))
+    except RewardError as error:
+        print(error, file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

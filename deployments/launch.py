@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import traceback
 from typing import Any, cast
 
 from prefect import tags
@@ -17,7 +18,12 @@ from deployments.local import prefect_api
 from flows.train import train
 from gyre_core.config import GyreConfig
 from gyre_core.monitor.progress import summary_table
+from gyre_core.rewards.values import RewardError
+from gyre_core.training.run import RunFailedError, RunStoppedError
 from gyre_core.training.run_folder import RunFolder
+
+RUN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine")
+"""Loggers of Prefect that tell of single runs and tasks."""
 
 
 def run_training(config: GyreConfig, *, resume: bool, run_id: str | None, keep_server: bool) -> int:
@@ -40,8 +46,7 @@ def run_training(config: GyreConfig, *, resume: bool, run_id: str | None, keep_s
     if state.is_cancelled():
         print(state.message, file=sys.stderr)
         return INTERRUPTED
-    print(result, file=sys.stderr)
-    return USER_ERROR if isinstance(result, ValueError) else FAILED
+    return _explain(cast(BaseException, result))
 
 
 async def _train(config: GyreConfig, run_id: str | None, resume: bool) -> tuple[State[Any], object]:
@@ -50,13 +55,24 @@ async def _train(config: GyreConfig, run_id: str | None, resume: bool) -> tuple[
     return state, await state.aresult(raise_on_failure=False)
 
 
+def _explain(error: BaseException) -> int:
+    """Tell what ended the run in a sentence, an unforeseen error with its traceback; returns the exit code."""
+    cause = error.__cause__ if isinstance(error, RunFailedError) else error
+    if not isinstance(cause, (ValueError, OSError, RewardError, RunStoppedError)):
+        traceback.print_exception(cause)
+    print(error, file=sys.stderr)
+    return USER_ERROR if isinstance(error, ValueError) else FAILED
+
+
 def _log_plainly() -> APILogHandler:
     """Show Gyre's own messages and Prefect's warnings, and send the former to the server; returns what sends them.
 
-    Prefect's lines about every run and task belong in its UI.
+    Prefect's lines about every run and task, with the tracebacks of those that failed, belong in its UI.
     """
-    for name in ("prefect.flow_runs", "prefect.task_runs", "prefect.engine"):
+    for name in RUN_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(lambda record: not record.name.startswith(RUN_LOGGERS))
     server_log = APILogHandler()
     for name in ("gyre_core", "flows"):
         logging.getLogger(name).setLevel(logging.INFO)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
 START_TIMEOUT = 90.0
@@ -89,10 +90,16 @@ def prefect_api(keep_server: bool = False) -> Generator[str]:
     """The API URL to use in a `with` block: the configured one, or that of a local server.
 
     A local server is started or shared as this module says; `keep_server` leaves it running.
-    Raises ServerStartError when it does not come up.
+    Raises ValueError when the configured one does not answer, and ServerStartError when a local one does not come up.
     """
     configured = get_current_settings().api.url
     if configured:
+        with get_client(sync_client=True) as client:
+            if error := client.api_healthcheck():
+                raise ValueError(
+                    f"the Prefect API at {configured} does not answer ({error}); start it, or unset PREFECT_API_URL, "
+                    "in the Prefect profile too, for a server on this machine"
+                )
         yield configured
         return
     home = _home()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
+
 from prefect import flow
 
 from gyre_core.training.run import TrainingRun
@@ -9,6 +13,8 @@ from tasks.reward import reward
 from tasks.rollout import rollout
 from tasks.sample import sample
 from tasks.update import update
+
+logger = logging.getLogger(__name__)
 
 
 @flow(flow_run_name="step-{step:06d}", persist_result=False, validate_parameters=False)
@@ -19,7 +25,7 @@ async def rl_step(run: str, step: int) -> str:
     other steps and takes its turn for the rest. An error that no retry can mend is raised again at once.
     """
     owner = TrainingRun.of(run)
-    with owner.recording_fatal_errors():
+    with owner.recording_fatal_errors(), _telling_failure(step):
         await rollout(run, step)
         await owner.turns.wait(step)
         await reward(run, step)
@@ -27,3 +33,13 @@ async def rl_step(run: str, step: int) -> str:
         version = await update(run, step)
         await owner.finish(step)
         return version
+
+
+@contextmanager
+def _telling_failure(step: int) -> Generator[None]:
+    """Log a line on an error that fails this try of the step; Prefect has its traceback."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning("step %d failed: %s: %s", step, type(error).__name__, str(error).partition("\n")[0])
+        raise

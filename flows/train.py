@@ -131,13 +131,14 @@ class _Training:
             await self._show()
 
     async def _evaluate(self, step: int) -> None:
-        """Evaluate in a flow of its own; one that fails is logged and leaves the training alone."""
+        """Evaluate in a flow of its own; one that fails is logged in a line and leaves the training alone."""
         if not self._run.evaluator.prompts:
             return
         try:
             await _opening(lambda: evaluate(self._run.key, step))
-        except Exception:
-            logger.exception("the evaluation after step %d failed; training goes on", step)
+        except Exception as error:  # noqa: BLE001 - Prefect has the traceback of its flow
+            cause = f"{type(error).__name__}: {error}"
+            logger.error("the evaluation after step %d failed; training goes on: %s", step, cause.partition("\n")[0])
 
     async def _show(self) -> None:
         """Renew the artifacts; ones that cannot be renewed are logged and leave the training alone."""

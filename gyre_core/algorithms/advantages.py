@@ -27,7 +27,12 @@ def group_advantages(rewards: NDArray[np.float64], scale: bool) -> NDArray[np.fl
     advantages = np.zeros(rewards.shape, dtype=np.float64)
     scored = ~np.isnan(rewards)
     values = rewards[scored]
-    if values.size > 1 and np.ptp(values) > _ROUNDING * np.abs(values).max():
+    if values.size > 1 and not are_equal(values):
         centred = values - values.mean()
         advantages[scored] = centred / values.std(ddof=1) if scale else centred
     return advantages.astype(np.float32)
+
+
+def are_equal(rewards: NDArray[np.float64]) -> bool:
+    """Whether the rewards, `[group]` and not empty, are all equal but for rounding, so that the group has no signal."""
+    return bool(np.ptp(rewards) <= _ROUNDING * np.abs(rewards).max())

@@ -139,6 +139,14 @@ class CheckpointStore:
                 raise CorruptCheckpointError(f"checkpoint {folder}: {name} is missing") from error
         return Checkpoint(manifest.step, manifest.epoch, tensors, tables, state)
 
+    def _has_all_bytes(self, folder: str) -> bool:
+        """Whether no object of a committed checkpoint is missing or cut short; reads none of them."""
+        try:
+            objects = self._manifest(folder).objects
+            return all(self._storage.size(f"{folder}/{name}") == record.size for name, record in objects.items())
+        except (ValueError, FileNotFoundError):
+            return False
+
     def _manifest(self, folder: str) -> CheckpointManifest:
         return CheckpointManifest.from_json(self._storage.read(f"{folder}/{_MANIFEST}"))
 
@@ -151,8 +159,8 @@ class CheckpointStore:
         return sorted(self._storage.folders("checkpoints"), key=lambda folder: _step_and_epoch(folder)[::-1])
 
     def _retain(self) -> None:
-        """Delete what is older than the newest `keep`, unfinished ones too."""
-        oldest_kept = self._committed()[-self._keep :][0]
+        """Delete what is older than the newest `keep` that are whole by size, unfinished ones too."""
+        oldest_kept = [folder for folder in self._committed() if self._has_all_bytes(folder)][-self._keep :][0]
         folders = self._begun()
         for folder in folders[: folders.index(oldest_kept)]:
             self._storage.delete(f"{folder}/{_MANIFEST}")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gyre_core.config.schema import GyreConfig
+from gyre_core.config.schema import GyreConfig, Section
 
 PASS_RATE = 0.18
 """Share of right answers for which the plan predicts groups without a signal: a hard task at the start."""
@@ -112,7 +113,29 @@ def _notes(config: GyreConfig) -> tuple[str, ...]:
         )
     if config.data.evaluation_path is None and config.data.evaluation_size == 0:
         notes.append("no prompt is held out, so that nothing is evaluated; see data.evaluation_size")
-    return tuple(notes)
+    return (*notes, *_idle_settings(config))
+
+
+def _idle_settings(config: GyreConfig) -> Iterator[str]:
+    """A remark for each group of settings that were changed and have no effect beside the others."""
+    rollout, experience = config.rollout, config.experience
+    if rollout.launcher == "inline":
+        yield from _without_effect("rollout", rollout, ("min_worker", "worker_count", "max_worker"), "inline")
+    if rollout.max_lag == 0:
+        names = ("priority_alpha", "max_uses", "fresh_share", "max_prompt_share")
+        yield from _without_effect("experience", experience, names, "at rollout.max_lag 0")
+    if not config.elastic.enabled:
+        names = ("scale_interval", "scale_cooling", "pool_low_threshold", "pool_high_threshold")
+        yield from _without_effect("elastic", config.elastic, names, "while elastic.enabled is false")
+    if config.data.path != "arithmetic":
+        yield from _without_effect("data", config.data, ("size",), "for a file of prompts")
+
+
+def _without_effect(name: str, section: Section, settings: Sequence[str], where: str) -> Iterator[str]:
+    default = type(section)()
+    changed = [setting for setting in settings if getattr(section, setting) != getattr(default, setting)]
+    if changed:
+        yield f"{', '.join(f'{name}.{setting}' for setting in changed)}: without effect {where}"
 
 
 def _groups_per_update(plan: Plan) -> str:

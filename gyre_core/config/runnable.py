@@ -27,6 +27,8 @@ def _unbuilt_settings(config: GyreConfig) -> Iterator[tuple[str, str, str]]:
         yield "rollout.engine", "vllm", "set it to transformers"
     if config.rollout.launcher != "inline":
         yield "rollout.launcher", config.rollout.launcher, "set it to inline, which generates in the train process"
+    elif config.rollout.quota < 1:
+        yield "rollout.quota", f"{config.rollout.quota:g}", "leave it out: inline, a step waits for all its requests"
     if config.elastic.enabled:
         yield "elastic.enabled", "true", "set it to false"
     if config.checkpoint.incremental:

@@ -101,6 +101,9 @@ class ModelsConfig(Section):
     """Folder of the reference model of the KL penalty; without it, the policy as it starts."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type that the models compute in; the learner keeps float32 masters in either case."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the models compute: `auto` takes a GPU that torch sees, else the CPU. Results repeat bit for bit on a
+    CPU."""
     tiny: TinyModelConfig = TinyModelConfig()
     """Shape of `tiny-qwen3`."""
     warm_start: WarmStartConfig = WarmStartConfig()
@@ -151,9 +154,11 @@ class RolloutConfig(Section):
     max_lag: NonNegativeInt = Field(default_factory=lambda data: 0 if data["launcher"] == "inline" else 1)
     """Steps that generation may run ahead of the learner; 0 is strictly on-policy. Default: 0 inline, 1 with
     workers."""
-    quota: PositiveFraction = Field(default_factory=lambda data: 1.0 if data["max_lag"] == 0 else 0.9)
-    """Share of a step's requests that a step waits for; stragglers join the pool later. Default: 1 at `max_lag` 0,
-    else 0.9."""
+    quota: PositiveFraction = Field(
+        default_factory=lambda data: 1.0 if data["launcher"] == "inline" or data["max_lag"] == 0 else 0.9
+    )
+    """Share of a step's requests that a step waits for; stragglers join the pool later. Default: 1 inline and at
+    `max_lag` 0, else 0.9."""
     sequences_in_flight: PositiveInt = 256
     """Sequences that an engine generates at the same time."""
     groups_per_request: PositiveInt = Field(

@@ -30,6 +30,8 @@ from gyre_core.policy.logprobs import (
 from gyre_core.policy.packing import plan_micro_batches
 from gyre_core.types import Minibatch, SamplingParameters, TrainingGroup
 
+_LOGP_DIFFERENCE = "sampling/sampling_logp_difference/mean"
+
 
 class LocalLearner:
     """Trains a model in place, one minibatch at a time.
@@ -88,6 +90,9 @@ class LocalLearner:
     def apply(self, minibatch: Minibatch, old: OldPolicy) -> dict[str, float]:
         """One optimiser update from the gradient of the whole minibatch; returns its metrics.
 
+        Those of a step's first update tell how far the learner's log-probabilities are from the engine's, unless
+        `begin_step` measured it.
+
         A minibatch without a token to train on moves nothing and returns `optim/skipped_updates` 1 with the update
         counters alone. Raises FloatingPointError, before any weight moves, when the loss or the gradient is not
         finite, and ValueError when a KL penalty lacks the reference's log-probabilities.
@@ -97,6 +102,10 @@ class LocalLearner:
             return {"optim/updates": 0.0, "optim/skipped_updates": 1.0}
         inputs = minibatch_inputs(minibatch, old, self._config, self._sampling.max_tokens, self._model.device)
         metrics = self._accumulate_gradients(inputs, minibatch.kl_coef)
+        # Before the step's first update the learner holds the weights that the engine sampled with, so the difference
+        # costs nothing here; `begin_step` measured it where it scored the groups anyway.
+        if self.applied > 0 or old.metrics:
+            del metrics[_LOGP_DIFFERENCE]
         norm = self._masters.gradient_norm()
         metrics["optim/grad_norm"] = float(norm)
         self._check_finite(metrics, minibatch)
@@ -139,7 +148,8 @@ class LocalLearner:
             loss, token_sums = grpo_loss(scored.log_probabilities, tokens, self._config, kl_coef)
             torch.autograd.backward(loss)
             self._masters.collect_gradients()
-            token_sums |= {"loss": loss.detach(), "entropy": scored.entropy.sum()}
+            difference = (scored.log_probabilities.detach() - tokens.old).abs().sum()
+            token_sums |= {"loss": loss.detach(), "entropy": scored.entropy.sum(), _LOGP_DIFFERENCE: difference}
             for name, value in zip(token_sums, torch.stack(list(token_sums.values())).tolist(), strict=True):
                 sums[name] += value
             slots += micro_batch.segments.size

@@ -43,8 +43,8 @@ _COMPLETIONS = (
     Metric("completions/max_length", "tokens", "Length of the longest completion."),
     Metric("completions/clipped_ratio", "share", "Completions that ran into `rollout.max_tokens`."),
     Metric("completions/mean_terminated_length", "tokens", "Mean length of the completions that ended by themselves."),
-    Metric("num_samples", "completions", "Completions admitted since the run began."),
-    Metric("num_tokens", "tokens", "Prompt and completion tokens admitted since the run began."),
+    Metric("num_samples", "completions", "Completions generated in the steps since the run began."),
+    Metric("num_tokens", "tokens", "Prompt and completion tokens of those completions."),
 )
 
 _LEARNING = (
@@ -68,7 +68,7 @@ _LEARNING = (
     Metric(
         "sampling/sampling_logp_difference/mean",
         "nats a token",
-        "Mean distance between the learner's and the engine's log-probability of the same token.",
+        "Mean distance between the learner's and the engine's log-probability of the same token, before any update.",
     ),
     Metric("sampling/sampling_logp_difference/max", "nats", "Largest such distance of a token."),
     Metric("sampling/masked_share", "share", "Tokens left out because they lie outside the learner's own support."),
@@ -128,6 +128,7 @@ _EVALUATION = (
     Metric("eval/{set}/greedy_reward", "reward", "Mean reward of the greedy completions."),
     Metric("eval/{set}/greedy_reward_se", "reward", "Standard error of that mean, over prompts."),
     Metric("eval/{set}/mean_length", "tokens", "Mean length of the sampled completions."),
+    Metric("eval/{set}/unscored", "completions", "Completions of both kinds without a score; they count in no mean."),
     Metric("time/evaluation", "seconds", "Evaluating, outside of `time/step`."),
 )
 

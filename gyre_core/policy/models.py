@@ -65,15 +65,26 @@ class PolicySummary:
 
 
 def load_policy(models: ModelsConfig, seed: int) -> Policy:
-    """The policy that `models.policy` names, in float32, the master copy that a learner trains.
+    """The policy that `models.policy` names, in float32, the master copy that a learner trains, on `models.device`.
 
     A folder is read from this machine only. Raises ValueError for one that is missing, holds no causal language
-    model, no tokenizer, or not all weights.
+    model, no tokenizer, or not all weights, and for a device that is not there.
     """
+    device = find_device(models.device)
     if models.policy == TINY:
-        model = without_dropout(tiny_model(models.tiny, seed))
-        return _policy(model, tiny_tokenizer())
-    return _policy(load_model(models.policy, torch.float32), _load_tokenizer(models.policy))
+        model, tokenizer = without_dropout(tiny_model(models.tiny, seed)), tiny_tokenizer()
+    else:
+        model, tokenizer = load_model(models.policy, torch.float32), _load_tokenizer(models.policy)
+    torch.nn.Module.to(model, device)
+    return _policy(model, tokenizer)
+
+
+def find_device(name: str) -> torch.device:
+    """The device that `models.device` names; raises ValueError for a GPU that torch does not see."""
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise ValueError("models.device: cuda is asked for, but torch sees no GPU; set it to cpu or auto")
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 
 def load_model(source: str | Path, dtype: torch.dtype) -> PreTrainedModel:

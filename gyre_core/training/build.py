@@ -85,7 +85,11 @@ def make_reference(config: GyreConfig, start: Policy) -> ReferenceModel | None:
     if config.learning.kl_coef == 0.0:
         return None
     dtype: torch.dtype = getattr(torch, config.models.dtype)
-    model = load_model(config.models.ref, dtype) if config.models.ref else copy_policy(start, dtype).model
+    if config.models.ref:
+        model = load_model(config.models.ref, dtype)
+        torch.nn.Module.to(model, start.model.device)
+    else:
+        model = copy_policy(start, dtype).model
     return ReferenceModel(model, sampling_parameters(config), config.learning.tokens_per_micro_batch)
 
 
@@ -152,7 +156,8 @@ def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Sc
         version=PolicyVersion(epoch, 0),
     )
     run.restore(checkpoint) if checkpoint else run.metrics.truncate_after(0)
-    chain.publish(run.version, None, run.learner.policy_weights())
+    parent = PolicyVersion(**checkpoint.state["version"]) if checkpoint else None
+    chain.publish(run.version, parent, run.learner.policy_weights())
     run.register()
     return run
 

@@ -7,6 +7,7 @@ learner.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -44,15 +45,17 @@ class Evaluation:
     seconds: float
 
     def metrics(self) -> dict[str, float]:
-        """The evaluation under its names in `metrics.jsonl`."""
-        return {
+        """The evaluation under its names in `metrics.jsonl`; what is not known of so few scores is left out."""
+        metrics = {
             "eval/heldout/reward": self.reward,
             "eval/heldout/reward_se": self.reward_se,
             "eval/heldout/greedy_reward": self.greedy_reward,
             "eval/heldout/greedy_reward_se": self.greedy_reward_se,
             "eval/heldout/mean_length": self.mean_length,
+            "eval/heldout/unscored": float(self.unscored),
             "time/evaluation": self.seconds,
         }
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ from gyre_core.training.verdicts import (
     judge_reward,
     judge_space,
     judge_threads,
+    judge_tokens,
     judge_truncation,
     judge_versions,
 )
@@ -186,6 +187,8 @@ class _Preflight:
         yield judge_prompts(len(prompts), too_long, rows.duplicates, rows.overlapping, run.config)
         longest = max(len(prompt.token_ids) for prompt in (*prompts, *run.evaluator.prompts))
         yield judge_lengths(longest, run.config.rollout.max_tokens, run.policy.max_positions)
+        tokens = run.policy.tokens
+        yield judge_tokens(tokens.bos_id, tokens.eos_ids, tokens.pad_id)
         yield judge_evaluation(len(run.evaluator.prompts))
 
     async def _answer_request(self, run: TrainingRun) -> None:

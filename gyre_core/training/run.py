@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from gyre_core.checkpoint.store import Checkpoint, CheckpointStore
-from gyre_core.cluster.epochs import require_current
+from gyre_core.cluster.epochs import SupersededError, require_current
 from gyre_core.config import GyreConfig
 from gyre_core.data.cursor import PromptCursor
 from gyre_core.experience.pool import Pool
@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FATAL_ERRORS = (RewardError,)
-"""Errors that a retry of the step cannot mend: the user's own code is at fault."""
+FATAL_ERRORS = (RewardError, SupersededError)
+"""Errors that a retry of the step cannot mend: the user's own code is at fault, or the run has another owner."""
 
 
 class RunFailedError(RuntimeError):
@@ -104,6 +104,8 @@ class TrainingRun:
         self.checkpoints = checkpoints
         self.metrics = metrics
         self.version = version
+        self.start_version = version
+        """What this process began from."""
         self.step = 0
         self.turns = Turns(1)
         self.reports = Turns(1)
@@ -147,6 +149,17 @@ class TrainingRun:
     def active_seconds(self) -> float:
         """Seconds that the run was open, over all its processes."""
         return self._active_before + time.monotonic() - self._opened
+
+    def version_for(self, step: int) -> PolicyVersion:
+        """What `step` generates with: the version that the step `1 + max_lag` before it left.
+
+        With steps that overlap there may be a newer one by now, but that depends on who was faster, and a run would
+        not repeat. Called from any thread, so it only looks steps up, as others may be committed meanwhile.
+        """
+        for earlier in range(step - 1 - self.config.rollout.max_lag, 0, -1):
+            if earlier in self.results:
+                return self.results[earlier].version
+        return self.start_version
 
     @property
     def next_version(self) -> PolicyVersion:
@@ -197,10 +210,12 @@ class TrainingRun:
             self._leave_out(seconds)
 
     def report(self, step: int) -> None:
-        """Log a committed step, with its time up to now, and the alarms that it raises."""
+        """Log a committed step, with its time up to now, and the alarms that it raises; once."""
         result = self.results[step]
+        if result.reported:
+            return
         seconds = result.timer.metrics(self._reported)
-        self._reported = time.perf_counter()
+        ended = time.perf_counter()
         metrics = {
             **result.metrics,
             **seconds,
@@ -214,7 +229,8 @@ class TrainingRun:
         self.metrics.write(step, metrics, time.time())
         count = self.config.monitor.completions_per_step
         write_completions(self.folder.path, step, result.generated, result.advantages, count)
-        self.results[step] = replace(result, metrics=metrics, generated=(), advantages={})
+        self.results[step] = replace(result, metrics=metrics, generated=(), advantages={}, reported=True)
+        self._reported = ended
 
     def _leave_out(self, seconds: float) -> None:
         """Keep what just took `seconds` out of the next step's time."""
@@ -236,8 +252,11 @@ class TrainingRun:
             self.pool = Pool.restore(self.storage, self.config.experience, self.epoch, opened.pool_before)
         if opened.updating:
             self.learner.restore()
-            if self.chain.exists(self.next_version):
-                self._abandoned_number = self.next_version.number
+            abandoned = self.next_version
+            if self.chain.exists(abandoned):
+                # Its number stays taken, as an engine may hold it already.
+                self._abandoned_number = abandoned.number
+                self.chain.withdraw(abandoned)
 
     def skip(self, step: int) -> None:
         """Count a step as passed that failed for good and was abandoned; it leaves nothing but the time it took."""
@@ -277,7 +296,7 @@ class TrainingRun:
         self._active_before = state["active_seconds"]
         self.samples_seen, self.tokens_seen = state["samples_seen"], state["tokens_seen"]
         self.step = checkpoint.step
-        self.version = PolicyVersion(self.epoch, state["version"]["number"])
+        self.version = self.start_version = PolicyVersion(self.epoch, state["version"]["number"])
         self.turns, self.reports = Turns(self.step + 1), Turns(self.step + 1)
         self.metrics.truncate_after(self.step)
 

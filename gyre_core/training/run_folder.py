@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import secrets
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,8 +40,12 @@ class RunFolder:
     def create(cls, config: GyreConfig, run_id: str | None) -> RunFolder:
         """Make the folder of a new run and write its resolved configuration.
 
-        Raises RunFolderError when the run id is taken.
+        Raises RunFolderError when the folder cannot be made: the run id is taken or no name, or nothing may be written.
         """
+        if run_id is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_id):
+            raise RunFolderError(
+                f"--run-id {run_id!r} is not a name; use letters, digits, dots, dashes and underscores only"
+            )
         parent = Path(config.experiment.output) / config.experiment.name
         identity = run_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
         path = parent / identity
@@ -50,6 +55,11 @@ class RunFolder:
             raise RunFolderError(
                 f"the run folder {path} is there already; go on with it by --resume, or choose another --run-id"
             ) from None
+        except OSError as error:
+            raise RunFolderError(
+                f"the run folder {path} cannot be made ({error.strerror}); name a folder for experiment.output that "
+                "you may write to"
+            ) from error
         (path / CONFIG).write_text(dump_config(config))
         return cls(path)
 

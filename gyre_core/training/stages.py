@@ -73,19 +73,24 @@ async def rollout(run: TrainingRun, step: int) -> int:
 
 
 async def _produce(run: TrainingRun, opened: OpenStep) -> int:
-    """Answer the step's requests in this process, one after the other; returns their number."""
+    """Answer the step's requests in this process, one after the other; returns their number.
+
+    The step has the engine for all of them: taking turns by request would delay the older of two steps, and load
+    another version's weights each time.
+    """
     opened.answered = 0
-    for request in opened.requests:
-        await _ensure_segment(run, opened, request)
-        opened.answered += 1
+    async with run.engine_free:
+        for request in opened.requests:
+            await _ensure_segment(run, opened, request)
+            opened.answered += 1
     return opened.answered
 
 
 def _ensure_requests(run: TrainingRun, step: int) -> tuple[RolloutRequest, ...]:
     """The step's requests, announced unless they are already.
 
-    A request of an earlier epoch is announced anew, and its segment put aside: its policy version was published
-    after the checkpoint that this epoch began from, on a branch that was abandoned.
+    A request of an earlier epoch is announced anew, and its segment put aside: its policy version may have been
+    published after the checkpoint that this epoch began from, on a branch that was abandoned.
     """
     requests: list[RolloutRequest] = []
     attempts = announced(run.storage)
@@ -106,12 +111,13 @@ def _ensure_requests(run: TrainingRun, step: int) -> tuple[RolloutRequest, ...]:
 
 
 def plan_requests(run: TrainingRun, step: int) -> list[RolloutRequest]:
-    """The step's requests for the newest policy version; prompts and noise are a function of seed and step."""
+    """The step's requests; prompts and noise are a function of seed and step, the version one of step and `max_lag`."""
     prompts = run.cursor.prompts_for_step(step - 1)
     size = run.config.rollout.groups_per_request
     # A noise seed a step, so that a prompt that returns in a later epoch is sampled anew.
     state = np.random.SeedSequence([run.config.experiment.seed, step]).generate_state(1, np.uint64)
     sampling = replace(sampling_parameters(run.config), seed=int(state[0] >> 1))
+    version = run.version_for(step)
     requests: list[RolloutRequest] = []
     for shard, start in enumerate(range(0, len(prompts), size)):
         identity = request_name(step, shard)
@@ -119,7 +125,7 @@ def plan_requests(run: TrainingRun, step: int) -> list[RolloutRequest]:
             GroupRequest(f"{identity}-{index:04d}", prompt)
             for index, prompt in enumerate(prompts[start : start + size])
         )
-        requests.append(RolloutRequest(identity, step, run.version, groups, sampling))
+        requests.append(RolloutRequest(identity, step, version, groups, sampling))
     return requests
 
 
@@ -127,8 +133,7 @@ async def _ensure_segment(run: TrainingRun, opened: OpenStep, request: RolloutRe
     """Serve the request in this process unless its segment is there; a spent attempt is followed by a new one."""
     while not await asyncio.to_thread(segment_exists, run.storage, request.request_id):
         attempt = await asyncio.to_thread(latest_attempt, run.storage, request.request_id)
-        async with run.engine_free:
-            served = await serve_request(run.worker, request, attempt)
+        served = await serve_request(run.worker, request, attempt)
         if served is None:
             await asyncio.to_thread(announce, run.storage, request, attempt + 1)
             continue

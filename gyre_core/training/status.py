@@ -61,7 +61,9 @@ def _describe(folder: RunFolder) -> str:
     evaluation = cast(dict[str, dict[str, Any] | None], summary.get("evaluation") or {})
     for label, result in evaluation.items():
         if result:
-            lines.append(f"held-out reward {label} training: {result['reward']:.4f} ± {result['reward_se']:.4f}")
+            error = result.get("reward_se")  # A single prompt has none.
+            margin = "" if error is None else f" ± {error:.4f}"
+            lines.append(f"held-out reward {label} training: {result['reward']:.4f}{margin}")
     alarms = cast(list[dict[str, Any]], summary.get("alarms") or [])
     lines += [f"alarm   {alarm['name']} since step {alarm['step']}: {alarm['sentence']}" for alarm in alarms]
     if error := summary.get("error"):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from gyre_core.algorithms.advantages import are_equal
 from gyre_core.experience.consumption import ConsumeRecord
 from gyre_core.learner.inputs import OldPolicy
 from gyre_core.monitor.timing import StepTimer
@@ -44,7 +45,8 @@ class OpenStep:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """A committed step: the version it left, and its metrics without those of time, which `timer` still counts."""
+    """A committed step: the version it left, and its metrics, until it is reported without those of time, which
+    `timer` still counts."""
 
     step: int
     version: PolicyVersion
@@ -56,6 +58,8 @@ class StepResult:
     generated: Sequence[RolloutGroup]
     advantages: Mapping[tuple[str, int], float]
     """By group id and sample index, of the step's own completions that were trained on."""
+    reported: bool = False
+    """Whether `metrics` are complete and logged."""
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
@@ -91,10 +95,10 @@ def _group_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Mean spread of the rewards within a group, and the share of groups without any."""
     spreads: list[float] = []
     for group in groups:
-        rewards = [rollout.score.reward for rollout in group.rollouts if rollout.score.status == "scored"]
+        rewards = np.array([rollout.score.reward for rollout in group.rollouts if rollout.score.status == "scored"])
         if len(rewards) > 1:
-            # A constant group's spread is 0 exactly, whatever rounding makes of its mean.
-            spreads.append(float(np.std(rewards, ddof=1)) if min(rewards) < max(rewards) else 0.0)
+            # A constant group's spread is 0 exactly, whatever rounding makes of its rewards and their mean.
+            spreads.append(0.0 if are_equal(rewards) else float(np.std(rewards, ddof=1)))
     if not spreads:
         return {}
     return {"reward_std": float(np.mean(spreads)), "frac_reward_zero_std": float(np.mean(np.equal(spreads, 0.0)))}

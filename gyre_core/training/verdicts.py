@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -99,6 +99,17 @@ def judge_lengths(longest_prompt: int, max_tokens: int, max_positions: int) -> V
         remedy = f"set data.max_prompt_tokens to {max(1, max_positions - max_tokens)}, or lower rollout.max_tokens"
         return Verdict("lengths", "fail", evidence, remedy)
     return Verdict("lengths", "ok", evidence)
+
+
+def judge_tokens(bos_id: int | None, eos_ids: Sequence[int], pad_id: int) -> Verdict:
+    """The special tokens that were found; without one that ends a completion, each runs into its limit."""
+    begins = "none" if bos_id is None else str(bos_id)
+    ends = ", ".join(map(str, eos_ids)) or "none"
+    evidence = f"ids that begin a prompt: {begins}; that end a completion: {ends}; that fill up tensors: {pad_id}"
+    if not eos_ids:
+        remedy = "name the end-of-sequence token in the tokenizer or generation_config.json, or set rollout.stop"
+        return Verdict("tokens", "warn", evidence, remedy)
+    return Verdict("tokens", "ok", evidence)
 
 
 def judge_evaluation(prompts: int) -> Verdict:

@@ -111,16 +111,20 @@ class VersionChain:
         return [version for version in self._begun() if self.exists(version)]
 
     def retain(self, keep: int) -> None:
-        """Delete all but the newest `keep` versions, with older ones that were never finished.
-
-        The manifest goes first, so that no reader finds a torn one.
-        """
+        """Delete all but the newest `keep` versions, with older ones that were never finished."""
         assert keep >= 1
         kept = self.versions()[-keep:]
         for version in self._begun():
             if kept and version < kept[0]:
-                self._storage.delete(self._manifest_name(version))
-                self._storage.delete_folder(f"policy/{version}")
+                self.withdraw(version)
+
+    def withdraw(self, version: PolicyVersion) -> None:
+        """Delete a version, published or not; one that is not there is no error.
+
+        The manifest goes first, so that no reader finds a torn one.
+        """
+        self._storage.delete(self._manifest_name(version))
+        self._storage.delete_folder(f"policy/{version}")
 
     def _begun(self) -> list[PolicyVersion]:
         """All versions of which anything is there, oldest first."""

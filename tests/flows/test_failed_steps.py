@@ -7,6 +7,7 @@ from tiny_runs import EVERY_STEP, REWARDS, Fault, opened_runs, outcome, tiny_con
 
 from flows.train import train
 from gyre_core.training.run import RunFailedError, RunStoppedError
+from gyre_core.types import PolicyVersion
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -36,9 +37,13 @@ async def test_a_stopped_run_resumes_from_before_the_step_that_failed(tmp_path, 
     assert runs[0].checkpoints.steps()[-1] == done
     assert (summary(runs[0])["status"], summary(runs[0])["steps"]) == ("failed", done)
     assert "InjectedError" in summary(runs[0])["error"]
+    # What is exported now is the policy of the last committed step.
+    assert runs[0].chain.versions()[-1] == runs[0].version
     with opened_runs(monkeypatch) as runs:
         await train(tiny_config(tmp_path), resume=True)
     assert (runs[0].epoch, summary(runs[0])["status"]) == (2, "completed")
+    start = runs[0].start_version
+    assert runs[0].chain.manifest(start).parent == PolicyVersion(1, start.number)
     outcome(runs[0]).assert_equals(reference)
 
 

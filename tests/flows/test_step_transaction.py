@@ -14,6 +14,7 @@ from tiny_runs import (
 )
 
 from flows.train import train
+from gyre_core.monitor.metrics import read_metrics
 from gyre_core.training.build import open_run
 
 MINIBATCHES = [Fault("learner", "apply", after=True, call=number) for number in range(4)]
@@ -86,6 +87,18 @@ async def test_a_step_gets_through_when_every_storage_operation_fails_before_and
         await take_steps(run, attempts=200)
         assert len(raised) > 60
         outcome(run).assert_equals(reference)
+    finally:
+        await run.close()
+
+
+async def test_a_step_is_reported_once(tmp_path):
+    """Its time would else begin anew when the checkpoint after it fails and is tried again."""
+    run = await open_run(tiny_config(tmp_path, experiment={"steps": 1}))
+    try:
+        await take_steps(run)
+        rows = read_metrics(run.folder.path)
+        await run.finish(1)
+        assert read_metrics(run.folder.path) == rows
     finally:
         await run.close()
 

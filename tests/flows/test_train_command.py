@@ -150,3 +150,13 @@ def test_exit_codes_tell_mistakes_from_failures(tmp_path, monkeypatch, prefect_s
     )
     assert process.wait() == code, process.output
     assert sentence in process.output.splitlines()[-1]
+    assert "Traceback" not in process.output
+
+
+def test_a_configured_api_that_does_not_answer_is_named(tmp_path):
+    address = "http://127.0.0.1:9/api"
+    process = GyreProcess(tmp_path / "log", "train", "--config", str(write_config(tmp_path)), api_url=address)
+    assert process.wait() == 2, process.output
+    assert f"{address} does not answer" in process.output.splitlines()[-1]
+    assert "Traceback" not in process.output
+    assert not (tmp_path / "runs").exists()

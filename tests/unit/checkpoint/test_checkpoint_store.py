@@ -170,6 +170,18 @@ def test_a_damaged_manifest_is_skipped_with_a_warning(tmp_path, caplog, content)
     assert "00000002-0001" in caplog.text
 
 
+@pytest.mark.parametrize("damage", [cut, lengthen, Path.unlink])
+def test_a_damaged_checkpoint_takes_no_place_among_those_kept(tmp_path, damage):
+    store = CheckpointStore(LocalStorage(tmp_path), keep=2)
+    store.save(checkpoint_of(1), 0.0)
+    store.save(checkpoint_of(2), 0.0)
+    damage(tmp_path / "checkpoints" / "00000002-0001" / OBJECTS[0])
+    store.save(checkpoint_of(3), 0.0)
+    assert store.steps() == [1, 2, 3]
+    flip(tmp_path / "checkpoints" / "00000003-0001" / OBJECTS[0])
+    check_equal(store.newest(), checkpoint_of(1))
+
+
 def test_without_a_whole_checkpoint_nothing_is_restored(tmp_path):
     store = CheckpointStore(LocalStorage(tmp_path), keep=3)
     for step in (1, 2):

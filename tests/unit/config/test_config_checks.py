@@ -105,6 +105,7 @@ UNBUILT = [
     ({"rollout": {"engine": "vllm"}}, "rollout.engine", "vllm", "set it to transformers"),
     ({"rollout": {"launcher": "pool"}}, "rollout.launcher", "pool", "set it to inline"),
     ({"rollout": {"launcher": "ray"}}, "rollout.launcher", "ray", "set it to inline"),
+    ({"rollout": {"max_lag": 1, "quota": 0.5}}, "rollout.quota", "0.5", "leave it out"),
     ({"checkpoint": {"incremental": True}}, "checkpoint.incremental", "true", "set it to false"),
     ({"checkpoint": {"dual_write": True}}, "checkpoint.dual_write", "true", "set it to false"),
     ({"storage": {"url": "s3://b/x"}}, "storage.url", "s3://b/x", "local folder"),

@@ -111,7 +111,7 @@ DEPENDENT = [
     ({"elastic": {"enabled": True}}, ("pool", 1, 0.9, "seconds")),
     ({"rollout": {"launcher": "ray"}}, ("ray", 1, 0.9, "seconds")),
     ({"rollout": {"launcher": "pool", "max_lag": 0}}, ("pool", 0, 1.0, "seconds")),
-    ({"rollout": {"max_lag": 2}}, ("inline", 2, 0.9, "steps")),
+    ({"rollout": {"max_lag": 2}}, ("inline", 2, 1.0, "steps")),
     ({"rollout": {"max_lag": 2, "quota": 0.5}, "experience": {"clock": "seconds"}}, ("inline", 2, 0.5, "seconds")),
 ]
 

@@ -89,6 +89,24 @@ def test_plain_settings_have_no_notes():
     assert plan_of(models={"ref": "/r"}, learning={"kl_coef": 0.1}).notes == ()
 
 
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"rollout": {"min_worker": 2, "worker_count": 4}}, ["rollout.min_worker, rollout.worker_count: ", "inline"]),
+        (
+            {"experience": {"max_uses": 1, "priority_alpha": 0.5}},
+            ["priority_alpha, experience.max_uses: ", "max_lag 0"],
+        ),
+        ({"elastic": {"scale_interval": 5}}, ["elastic.scale_interval: ", "elastic.enabled is false"]),
+        ({"data": {"path": "p.jsonl", "size": 9}}, ["data.size: ", "a file of prompts"]),
+    ],
+)
+def test_settings_without_effect_beside_the_others_are_noted(sections, named):
+    (note,) = plan_of(**sections).notes
+    assert all(part in note for part in named)
+    assert plan_of(rollout={"max_lag": 1}, experience={"max_uses": 1}).notes == ()
+
+
 def test_every_setting_has_a_description_and_a_place_in_the_documentation():
     for field in list_fields():
         assert field.description.endswith("."), field.name

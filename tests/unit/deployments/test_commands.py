@@ -70,3 +70,11 @@ def test_an_unknown_run_is_a_mistake_of_the_user(output, capsys, command):
     assert error.count("\n") == 1
     assert "no run 'other'" in error
     assert "there are: small" in error
+
+
+def test_a_reward_that_fails_everywhere_is_a_failure_told_without_a_traceback(output, config_file, capsys):
+    (config_file.parent / "rewards.py").write_text("def reward(completions, **columns):\n    return 1 / 0\n")
+    assert main(["evaluate", "small", "--output", str(output)]) == 1
+    told = capsys.readouterr().err
+    assert "reward function 'reward' failed on all" in told
+    assert "ZeroDivisionError" in told

@@ -18,6 +18,8 @@ from learner_cases import (
 )
 from safetensors.torch import load, save
 
+from gyre_core.policy.logprobs import TokenStatistics
+
 
 def with_behaviour(groups, statistics, truncated=False):
     """The groups as an engine with the learner's own weights would have scored them."""
@@ -88,6 +90,21 @@ class TestOldPolicy:
         groups = with_behaviour(groups, exact.log_probabilities(groups))
         rounded = make_learner(toy_model(), dtype=torch.bfloat16).begin_step(groups, on_policy=False)
         assert 1e-4 < rounded.metrics["sampling/sampling_logp_difference/mean"] < 0.2
+
+    def test_the_first_update_tells_the_difference_where_no_forward_pass_did(self):
+        """An engine that is off by 0.03 nats on every other token is seen, at the step's first update alone."""
+        learner = make_learner()
+        groups = random_groups(seed=5)
+        exact = learner.log_probabilities(groups).log_probabilities.numpy()
+        shift = np.where(np.arange(len(exact)) % 2, 0.03, 0.0).astype(np.float32)
+        shifted = TokenStatistics(torch.from_numpy(exact + shift), torch.empty(0), None)
+        groups = with_behaviour(groups, shifted)
+        old = learner.begin_step(groups, on_policy=True)
+        first = learner.apply(minibatch(groups, lr=1e-2), old)
+        assert first["sampling/sampling_logp_difference/mean"] == pytest.approx(shift.mean(), abs=1e-5)
+        assert "sampling/sampling_logp_difference/mean" not in learner.apply(minibatch(groups), old)
+        measured = learner.begin_step(groups, on_policy=False)
+        assert "sampling/sampling_logp_difference/mean" not in learner.apply(minibatch(groups), measured)
 
 
 class TestMaskedContent:

@@ -22,6 +22,7 @@ from gyre_core.config.schema import ModelsConfig
 from gyre_core.policy.models import (
     copy_policy,
     copy_weights,
+    find_device,
     inspect_policy,
     load_model,
     load_policy,
@@ -209,3 +210,12 @@ def test_models_without_a_limit_of_positions_are_refused(tmp_path):
     config = BloomConfig(vocab_size=9, hidden_size=8, n_layer=1, n_head=2)
     BloomForCausalLM(config).save_pretrained(tmp_path)
     refused(tmp_path, "states no max_position_embeddings")
+
+
+def test_the_device_is_the_one_that_is_asked_for_and_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert [find_device(name).type for name in ("auto", "cpu")] == ["cpu", "cpu"]
+    with pytest.raises(ValueError, match=r"models.device: cuda is asked for, but torch sees no GPU"):
+        find_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [find_device(name).type for name in ("auto", "cpu", "cuda")] == ["cuda", "cpu", "cuda"]

@@ -55,12 +55,14 @@ async def test_mean_and_standard_error_by_hand(tmp_path):
     metrics = evaluation.metrics()
     assert metrics["eval/heldout/reward"] == 3.0
     assert metrics["eval/heldout/reward_se"] == evaluation.reward_se
+    assert metrics["eval/heldout/unscored"] == 6.0
 
 
 async def test_one_prompt_has_no_standard_error(tmp_path):
     evaluation, _ = await evaluated(evaluation_config(tmp_path, [2.0]))
     assert evaluation.reward == 2.0
     assert math.isnan(evaluation.reward_se)
+    assert "eval/heldout/reward_se" not in evaluation.metrics()
 
 
 async def test_samples_differ_greedy_completions_do_not(tmp_path):

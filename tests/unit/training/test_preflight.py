@@ -22,7 +22,7 @@ async def test_a_healthy_run_passes_and_leaves_nothing(tmp_path):
     config = tiny_config(tmp_path)
     verdicts = await preflight(config)
     assert [verdict.name for verdict in verdicts] == [
-        "versions", "threads", "models", "memory", "storage", "start", "prompts", "lengths", "evaluation",
+        "versions", "threads", "models", "memory", "storage", "start", "prompts", "lengths", "tokens", "evaluation",
         "generation", "truncation", "reward", "parity", "disk",
     ]  # fmt: skip
     assert {verdict.outcome for verdict in verdicts if verdict.name not in ("threads", "truncation")} == {"ok"}

@@ -56,6 +56,22 @@ def test_a_run_id_is_taken_once(tmp_path):
         create(tmp_path, "first")
 
 
+@pytest.mark.parametrize("run_id", ["", "a/b", "../a", "/a", ".a", "-a", "a b", "a\n"])
+def test_a_run_id_is_the_name_of_one_folder(tmp_path, run_id):
+    with pytest.raises(RunFolderError, match=r"--run-id .* is not a name"):
+        create(tmp_path, run_id)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("output", ["file", "file/runs", "/proc/runs"])
+def test_an_output_that_cannot_be_written_is_named(tmp_path, output):
+    (tmp_path / "file").touch()
+    config = tiny_config(tmp_path)
+    experiment = config.experiment.model_copy(update={"output": str(tmp_path / output)})
+    with pytest.raises(RunFolderError, match=r"cannot be made.*experiment\.output"):
+        RunFolder.create(config.model_copy(update={"experiment": experiment}), None)
+
+
 def test_a_run_is_found_by_name_key_and_path(tmp_path):
     """NAME is the newest run, whatever ids the user chose."""
     runs = [create(tmp_path, run_id) for run_id in ("zebra", None, "apple")]

@@ -15,6 +15,7 @@ from gyre_core.training.verdicts import (
     judge_reward,
     judge_space,
     judge_threads,
+    judge_tokens,
     judge_truncation,
     judge_versions,
 )
@@ -59,6 +60,13 @@ def test_space(name, available, outcome):
 )
 def test_parity(dtype, largest, outcome):
     assert judge_parity(largest, largest / 10, 0.0, dtype).outcome == outcome
+
+
+def test_special_tokens_are_printed_and_one_that_ends_completions_is_wanted():
+    verdict = judge_tokens(None, (7, 2), 2)
+    assert verdict.outcome == "ok"
+    assert verdict.evidence == "ids that begin a prompt: none; that end a completion: 7, 2; that fill up tensors: 2"
+    assert judge_tokens(1, (), 0).outcome == "warn"
 
 
 def test_tokens_outside_the_learners_truncation_are_told():
