@@ -116,8 +116,13 @@ def train(
     refuse_unbuilt(settings)
     print(make_plan(settings).describe(), flush=True)
     from deployments.launch import run_training
+    from deployments.local import ServerStartError
 
-    return run_training(settings, resume=resume, run_id=run_id, keep_server=keep_server)
+    try:
+        return run_training(settings, resume=resume, run_id=run_id, keep_server=keep_server)
+    except ServerStartError as error:
+        print(error, file=sys.stderr)
+        return FAILED
 
 
 @app.command

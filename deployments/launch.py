@@ -19,6 +19,7 @@ from flows.train import train
 from gyre_core.config import GyreConfig
 from gyre_core.monitor.progress import summary_table
 from gyre_core.rewards.values import RewardError
+from gyre_core.training.build import check_inputs
 from gyre_core.training.run import RunFailedError, RunStoppedError
 from gyre_core.training.run_folder import RunFolder
 
@@ -32,6 +33,8 @@ def run_training(config: GyreConfig, *, resume: bool, run_id: str | None, keep_s
     0: completed, 1: failed or stopped by an alarm, 2: the user's mistake, 130: interrupted.
     """
     server_log = _log_plainly()
+    # Before a server starts: most mistakes are told in a moment.
+    asyncio.run(check_inputs(config, run_id=run_id, resume=resume))
     with prefect_api(keep_server) as api_url:
         print(f"Prefect UI: {api_url.removesuffix('/api')}", flush=True)
         with tags(config.experiment.name, *config.experiment.tags):

@@ -65,7 +65,8 @@ class ExperimentConfig(Section):
     step_retries: NonNegativeInt = 2
     """How often a failed step is tried again before `on_step_failure` applies."""
     on_step_failure: Literal["stop", "skip"] = "stop"
-    """After the last retry: `stop` leaves a run that can be resumed, `skip` goes on with the next step."""
+    """After the last retry: `stop` leaves a run that can be resumed, `skip` goes on with the next step. Rewards that
+    cannot be computed stop the run in either case."""
 
 
 class TinyModelConfig(Section):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import shutil
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from gyre_core.experience.pool import Pool
 from gyre_core.learner.local import LocalLearner
 from gyre_core.monitor.metrics import MetricsWriter
 from gyre_core.policy.logprobs import ReferenceModel
-from gyre_core.policy.models import Policy, copy_policy, load_model
+from gyre_core.policy.models import Policy, copy_policy, find_device, inspect_policy, load_model
 from gyre_core.policy.tokens import render_prompt
 from gyre_core.rewards.scorer import Scorer
 from gyre_core.rollout.serving import Worker
@@ -39,22 +40,43 @@ async def open_run(config: GyreConfig, *, run_id: str | None = None, resume: boo
     """Open a new run, or go on with one from its newest checkpoint; the caller closes it.
 
     Whatever is cheap to check is checked before a model loads. Raises ValueError for the user's mistakes: data or
-    rewards that cannot be read, columns that are missing, a run id that is taken, nothing to resume.
+    rewards that cannot be read, columns that are missing, a run id that is taken, nothing to resume. A new run that
+    cannot be opened leaves nothing behind.
     """
     set_threads(config)
-    rows = load_prompts(config.data, config.experiment.seed)
-    scorer = await start_scorer(config, rows)
+    rows, scorer = await _check(config, run_id, resume)
     try:
         folder = _find_folder(config, run_id) if resume else RunFolder.create(config, run_id)
         folder.acquire()
         try:
             return await asyncio.to_thread(_build, config, folder, rows, scorer, resume)
-        except BaseException:
+        except BaseException as error:
             folder.release()
+            # A thread that was cancelled may still write there.
+            if isinstance(error, Exception) and not resume:
+                run_storage(config, folder).delete_folder("")
+                shutil.rmtree(folder.path, ignore_errors=True)
             raise
     except BaseException:
         await asyncio.to_thread(scorer.close)
         raise
+
+
+async def check_inputs(config: GyreConfig, *, run_id: str | None, resume: bool) -> None:
+    """Raise ValueError for what `open_run` would refuse before it loads a model; changes nothing."""
+    _, scorer = await _check(config, run_id, resume)
+    await asyncio.to_thread(scorer.close)
+
+
+async def _check(config: GyreConfig, run_id: str | None, resume: bool) -> tuple[PromptSplits, Scorer]:
+    """The run's rows and its running scorer, once all that is cheap to check is in order."""
+    find_device(config.models.device)
+    for source in filter(None, (config.models.policy, config.models.ref)):
+        inspect_policy(source, config.models.tiny)
+    if resume:
+        _find_folder(config, run_id)
+    rows = load_prompts(config.data, config.experiment.seed)
+    return rows, await start_scorer(config, rows)
 
 
 def set_threads(config: GyreConfig) -> None:

@@ -63,7 +63,8 @@ def _describe(folder: RunFolder) -> str:
         if result:
             error = result.get("reward_se")  # A single prompt has none.
             margin = "" if error is None else f" ± {error:.4f}"
-            lines.append(f"held-out reward {label} training: {result['reward']:.4f}{margin}")
+            when = f"{label} training" if label == "before" else f"after step {result['step']}"
+            lines.append(f"held-out reward {when}: {result['reward']:.4f}{margin}")
     alarms = cast(list[dict[str, Any]], summary.get("alarms") or [])
     lines += [f"alarm   {alarm['name']} since step {alarm['step']}: {alarm['sentence']}" for alarm in alarms]
     if error := summary.get("error"):

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import psutil
@@ -80,9 +82,35 @@ def test_stopping_ends_the_named_process(home, other_process):
     assert not (home / "keep").exists()
 
 
+class Answer(BaseHTTPRequestHandler):
+    """Says yes to every question."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(b"true")
+
+    def log_message(self, *arguments):
+        pass
+
+
 def test_a_configured_api_is_used_as_it_is(home):
-    with temporary_settings({PREFECT_API_URL: "http://example.invalid/api"}), local.prefect_api() as url:
-        assert url == "http://example.invalid/api"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        configured = f"http://127.0.0.1:{server.server_port}/api"
+        with temporary_settings({PREFECT_API_URL: configured}), local.prefect_api() as url:
+            assert url == configured
+        server.shutdown()
+        thread.join()
+    assert not (home / "server.json").exists()
+
+
+def test_a_configured_api_that_does_not_answer_is_told_before_anything_starts(home):
+    dead = temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"})
+    with dead, pytest.raises(ValueError, match=r"127.0.0.1:9/api does not answer"), local.prefect_api():
+        pass
     assert not (home / "server.json").exists()
 
 

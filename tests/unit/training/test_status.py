@@ -57,7 +57,7 @@ def test_one_run_in_full(tmp_path):
         "a",
         "stopped",
         [0.5],
-        evaluation={"before": {"reward": 0.25, "reward_se": 0.5}, "after": {"reward": 0.75}},
+        evaluation={"before": {"reward": 0.25, "reward_se": 0.5}, "after": {"step": 1, "reward": 0.75}},
         alarms=[{"name": "kl_spike", "step": 1, "sentence": "KL is high.", "remedy": ""}],
         error="RunStoppedError: alarm",
     )
@@ -70,7 +70,7 @@ def test_one_run_in_full(tmp_path):
         "        reward 0.5",
         "        kl 0.125",
         "held-out reward before training: 0.2500 ± 0.5000",
-        "held-out reward after training: 0.7500",
+        "held-out reward after step 1: 0.7500",
         "alarm   kl_spike since step 1: KL is high.",
         "error   RunStoppedError: alarm",
     ):

@@ -1,0 +1,48 @@
+"""Opening a run: what is refused, and that a refused one leaves nothing behind."""
+
+import pytest
+
+from gyre_core.config import load_config
+from gyre_core.training.build import check_inputs, open_run
+
+CONFIG = """
+experiment: {name: small, output: OUTPUT, threads: 1}
+models: {policy: POLICY, tiny: {hidden_size: 16, layers: 1}, warm_start: {max_steps: 0}}
+data: {evaluation_size: 5, size: 30}
+rollout: {batch_size: 4, samples_per_prompt: 2, max_tokens: 4}
+monitor: {tensorboard: false}
+"""
+
+
+def config_of(folder, policy="tiny-qwen3", more=""):
+    file = folder / "gyre.yaml"
+    file.write_text(CONFIG.replace("OUTPUT", str(folder / "runs")).replace("POLICY", policy) + more)
+    return load_config(file)
+
+
+async def test_a_model_folder_that_is_not_there_is_told_before_anything_is_made(tmp_path):
+    config = config_of(tmp_path, "nowhere")
+    for attempt in (check_inputs(config, run_id=None, resume=False), open_run(config)):
+        with pytest.raises(ValueError, match=r"model folder .*nowhere does not exist"):
+            await attempt
+    assert not (tmp_path / "runs").exists()
+
+
+async def test_nothing_to_resume_is_told_by_both(tmp_path):
+    config = config_of(tmp_path)
+    for attempt in (check_inputs(config, run_id=None, resume=True), open_run(config, resume=True)):
+        with pytest.raises(ValueError, match="no run 'small'"):
+            await attempt
+
+
+@pytest.mark.parametrize("more", ["", "storage: {url: STORE}"])
+async def test_a_run_that_cannot_be_opened_leaves_nothing_behind(tmp_path, monkeypatch, more):
+    def fail(*arguments, **keywords):
+        raise OSError("the epoch cannot be claimed")
+
+    monkeypatch.setattr("gyre_core.training.build.claim_epoch", fail)
+    config = config_of(tmp_path, more=more.replace("STORE", str(tmp_path / "store")))
+    with pytest.raises(OSError, match="the epoch cannot be claimed"):
+        await open_run(config)
+    assert [path for path in (tmp_path / "runs").rglob("*") if path.is_file()] == []
+    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
