@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Never, TypeVar
+from typing import Any, Never, TypeVar
 
 Result = TypeVar("Result")
 
@@ -63,6 +63,26 @@ async def wait(
         if not timer.expired():  # The error is one of `ready`.
             raise
     return policy(WaitExpiredError(what, deadline, whom()))
+
+
+async def wait_for_work(
+    what: str, work: Coroutine[Any, Any, Result], *, whom: Callable[[], Sequence[Awaited]], deadline: float
+) -> Result:
+    """Run `work` of this process and return its result; its errors are raised as they are.
+
+    Past `deadline` (seconds from now) it is cancelled, and WaitExpiredError raised as `wait` does.
+    """
+    task = asyncio.ensure_future(work)
+    ended = asyncio.Event()
+    task.add_done_callback(lambda _: ended.set())
+    try:
+        finished = await wait(
+            what, lambda: task if task.done() else None, whom=whom, deadline=deadline, poll=1.0, changed=ended
+        )
+        return finished.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _pause(seconds: float, changed: asyncio.Event | None) -> None:

@@ -168,7 +168,7 @@ class RolloutConfig(Section):
     """Groups in one request, the unit that is claimed, committed and retried. Default: as many as fill
     `sequences_in_flight`."""
     timeout: PositiveFloat = 1800.0
-    """Seconds that a step waits for its requests before it fails."""
+    """Seconds that a step waits for its requests, or an evaluation for its completions, before it fails."""
     min_worker: PositiveInt = 1
     """Rollout workers at the least (launcher `pool`)."""
     max_worker: PositiveInt = 24

@@ -15,6 +15,7 @@ import torch
 
 from gyre_core.checkpoint.store import Checkpoint, CheckpointStore
 from gyre_core.cluster.epochs import SupersededError, require_current
+from gyre_core.cluster.waiting import Awaited, wait_for_work
 from gyre_core.config import GyreConfig
 from gyre_core.data.cursor import PromptCursor
 from gyre_core.experience.pool import Pool
@@ -185,16 +186,27 @@ class TrainingRun:
             raise
 
     async def evaluate(self, step: int) -> dict[str, float]:
-        """Evaluate the policy as `step` left it and log the result; asked again, returns the same."""
+        """Evaluate the policy as `step` left it and log the result; asked again, returns the same.
+
+        Raises WaitExpiredError after `rollout.timeout`.
+        """
         if step not in self.evaluations:
             started = time.perf_counter()
             version = self.results[step].version if step in self.results else self.version
-            async with self.engine_free:
-                self.evaluations[step] = await self.evaluator.evaluate(version, step)
+            self.evaluations[step] = await wait_for_work(
+                f"the evaluation after step {step} (rollout.timeout)",
+                self._evaluate(version, step),
+                whom=lambda: [Awaited("the engine of this process")],
+                deadline=self.config.rollout.timeout,
+            )
             self.metrics.write(step, self.evaluations[step].metrics(), time.time())
             if self.config.rollout.max_lag == 0:  # Else steps went on meanwhile.
                 self._leave_out(time.perf_counter() - started)
         return self.evaluations[step].metrics()
+
+    async def _evaluate(self, version: PolicyVersion, step: int) -> Evaluation:
+        async with self.engine_free:
+            return await self.evaluator.evaluate(version, step)
 
     async def finish(self, step: int) -> None:
         """Log a committed step and, when one is due, write a checkpoint; tried again, does what is missing.

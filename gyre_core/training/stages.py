@@ -16,7 +16,7 @@ import numpy as np
 from gyre_core.algorithms.advantages import group_advantages
 from gyre_core.cluster.epochs import require_current
 from gyre_core.cluster.requests import announce, announced, latest_attempt, read_request, request_name
-from gyre_core.cluster.waiting import Awaited, wait
+from gyre_core.cluster.waiting import Awaited, wait_for_work
 from gyre_core.experience.consumption import ConsumeRecord, DrawnMinibatch, read_consumption, write_consumption
 from gyre_core.experience.segments import quarantine, segment_exists, segment_name
 from gyre_core.learner.schedule import learning_rate
@@ -52,21 +52,12 @@ async def rollout(run: TrainingRun, step: int) -> int:
         return 0
     opened = run.open_steps.setdefault(step, OpenStep(step))
     opened.requests = await asyncio.to_thread(_ensure_requests, run, step)
-    producing = asyncio.create_task(_produce(run, opened))
-    ended = asyncio.Event()
-    producing.add_done_callback(lambda _: ended.set())
-    try:
-        count = await wait(
-            f"the {len(opened.requests)} requests of step {step} (rollout.timeout)",
-            lambda: producing.result() if producing.done() else None,
-            whom=lambda: [Awaited(f"the engine of this process, which answered {opened.answered} of them")],
-            deadline=run.config.rollout.timeout,
-            poll=1.0,
-            changed=ended,
-        )
-    finally:
-        producing.cancel()
-        await asyncio.gather(producing, return_exceptions=True)
+    count = await wait_for_work(
+        f"the {len(opened.requests)} requests of step {step} (rollout.timeout)",
+        _produce(run, opened),
+        whom=lambda: [Awaited(f"the engine of this process, which answered {opened.answered} of them")],
+        deadline=run.config.rollout.timeout,
+    )
     if run.turns.current == step:
         opened.waited = run.turns.seconds_free()
     return count

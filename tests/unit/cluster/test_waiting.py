@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from gyre_core.cluster.waiting import Awaited, WaitExpiredError, wait
+from gyre_core.cluster.waiting import Awaited, WaitExpiredError, wait, wait_for_work
 
 
 def nobody():
@@ -92,3 +92,50 @@ async def test_a_cancelled_wait_is_cancelled():
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+async def test_work_gives_its_result_or_its_own_error():
+    async def work(outcome):
+        await asyncio.sleep(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    for outcome in (7, None, 0):
+        assert await wait_for_work("x", work(outcome), whom=nobody, deadline=60.0) == outcome
+    for error in (KeyError("k"), TimeoutError("of the work")):
+        with pytest.raises(type(error)) as raised:
+            await wait_for_work("x", work(error), whom=nobody, deadline=60.0)
+        assert raised.value is error
+
+
+async def test_work_past_its_deadline_is_cancelled_and_named():
+    cancelled = []
+
+    async def work():
+        try:
+            await asyncio.sleep(1_000)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    with pytest.raises(WaitExpiredError, match=r"gave up waiting for the work after 0.05 s; waited for the engine"):
+        await wait_for_work("the work", work(), whom=lambda: [Awaited("the engine")], deadline=0.05)
+    assert cancelled == [True]
+
+
+async def test_whoever_waits_for_work_and_is_cancelled_cancels_it():
+    ended = []
+
+    async def work():
+        try:
+            await asyncio.sleep(1_000)
+        finally:
+            ended.append(True)
+
+    waiter = asyncio.ensure_future(wait_for_work("x", work(), whom=nobody, deadline=1_000.0))
+    await asyncio.sleep(0.01)
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert ended == [True]
