@@ -66,11 +66,17 @@ async def wait(
 
 
 async def wait_for_work(
-    what: str, work: Coroutine[Any, Any, Result], *, whom: Callable[[], Sequence[Awaited]], deadline: float
+    what: str,
+    work: Coroutine[Any, Any, Result],
+    *,
+    whom: Callable[[], Sequence[Awaited]],
+    deadline: float,
+    grace: float = 10.0,
 ) -> Result:
     """Run `work` of this process and return its result; its errors are raised as they are.
 
-    Past `deadline` (seconds from now) it is cancelled, and WaitExpiredError raised as `wait` does.
+    Past `deadline` (seconds from now) it is cancelled, and WaitExpiredError raised as `wait` does. Work that hangs
+    even so has `grace` seconds to end, and is then left behind.
     """
     task = asyncio.ensure_future(work)
     ended = asyncio.Event()
@@ -82,7 +88,7 @@ async def wait_for_work(
         return finished.result()
     finally:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.wait([task], timeout=grace)
 
 
 async def _pause(seconds: float, changed: asyncio.Event | None) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from gyre_core.checkpoint.store import Checkpoint, CheckpointStore
-from gyre_core.cluster.epochs import claim_epoch
+from gyre_core.cluster.epochs import claim_epoch, current_epoch
 from gyre_core.config import GyreConfig
 from gyre_core.data.cursor import PromptCursor
 from gyre_core.data.prompts import PromptSet, PromptSplits, arithmetic_rows, load_prompts, tokenize
@@ -54,7 +54,6 @@ async def open_run(config: GyreConfig, *, run_id: str | None = None, resume: boo
             folder.release()
             # A thread that was cancelled may still write there.
             if isinstance(error, Exception) and not resume:
-                run_storage(config, folder).delete_folder("")
                 shutil.rmtree(folder.path, ignore_errors=True)
             raise
     except BaseException:
@@ -146,6 +145,11 @@ def _find_folder(config: GyreConfig, run_id: str | None) -> RunFolder:
 
 def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Scorer, resume: bool) -> TrainingRun:
     storage = run_storage(config, folder)
+    if not resume and current_epoch(storage):
+        raise ValueError(
+            f"storage.url: {storage.url} holds a run {folder.key} already; choose another --run-id, or go on with "
+            "that run by --resume where its run folder is"
+        )
     checkpoints = CheckpointStore(storage, config.checkpoint.keep)
     checkpoint = checkpoints.newest() if resume else None
     if checkpoint is not None and checkpoint.step >= config.experiment.steps:
@@ -155,10 +159,13 @@ def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Sc
         )
     start = make_start_policy(config, folder, rows.warm_start or arithmetic_rows(config.experiment.seed))
     prompts = tokenize_prompts(config, rows, start)
-    epoch = claim_epoch(storage, f"{platform.node()}:{os.getpid()}")
     chain = VersionChain(storage)
     engine = make_engine(config, start)
     reference = make_reference(config, start)
+    learner = make_learner(config, start)
+    metrics = MetricsWriter(folder.path, tensorboard=config.monitor.tensorboard)
+    # The first write to the storage, when all that may be refused was made.
+    epoch = claim_epoch(storage, f"{platform.node()}:{os.getpid()}")
     sampling = sampling_parameters(config, samples=config.evaluation.samples_per_prompt)
     run = TrainingRun(
         config=config,
@@ -166,7 +173,7 @@ def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Sc
         storage=storage,
         epoch=epoch,
         policy=start,
-        learner=make_learner(config, start),
+        learner=learner,
         worker=Worker(f"train-{epoch:04d}-{os.getpid()}", storage, chain, engine, scorer, reference),
         evaluator=Evaluator(engine, scorer, chain, prompts.evaluation.prompts, sampling),
         pool=_open_pool(config, storage, epoch, checkpoint),
@@ -174,7 +181,7 @@ def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Sc
             prompts.training.prompts, config.rollout.batch_size, config.experiment.seed, config.data.shuffle
         ),
         checkpoints=checkpoints,
-        metrics=MetricsWriter(folder.path, tensorboard=config.monitor.tensorboard),
+        metrics=metrics,
         version=PolicyVersion(epoch, 0),
     )
     run.restore(checkpoint) if checkpoint else run.metrics.truncate_after(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+from typing import Literal
 
 from gyre_core.monitor.metrics import read_metrics
 from gyre_core.monitor.report import build_summary, write_summary
@@ -14,14 +14,13 @@ from gyre_core.training.run import TrainingRun
 Status = Literal["running", "completed", "stopped", "interrupted", "failed"]
 
 
-def write_run_summary(run: TrainingRun, status: Status, error: BaseException | None = None) -> dict[str, Any]:
-    """Write `summary.json` as the run stands, with the error that ended it; returns its content."""
+def write_run_summary(run: TrainingRun, status: Status, error: BaseException | None = None) -> None:
+    """Write `summary.json` as the run stands, with the error that ended it."""
     summary = build_summary(status, read_metrics(run.folder.path), run.step, run.alarms.raised)
     summary |= {"run": run.key, "total_steps": run.config.experiment.steps, "version": str(run.version)}
     if error is not None:
         summary["error"] = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     write_summary(run.folder.path, summary)
-    return summary
 
 
 async def export_policy(run: TrainingRun) -> None:

@@ -124,6 +124,22 @@ async def test_work_past_its_deadline_is_cancelled_and_named():
     assert cancelled == [True]
 
 
+async def test_work_that_ignores_its_cancellation_is_left_behind():
+    released = asyncio.Event()
+
+    async def work():
+        try:
+            await asyncio.sleep(1_000)
+        finally:
+            await released.wait()
+
+    with pytest.raises(WaitExpiredError, match="gave up waiting for the work"):
+        await wait_for_work("the work", work(), whom=nobody, deadline=0.05, grace=0.05)
+    assert not released.is_set()
+    released.set()
+    await asyncio.sleep(0.01)
+
+
 async def test_whoever_waits_for_work_and_is_cancelled_cancels_it():
     ended = []
 

@@ -1,5 +1,7 @@
 """Opening a run: what is refused, and that a refused one leaves nothing behind."""
 
+import shutil
+
 import pytest
 
 from gyre_core.config import load_config
@@ -26,6 +28,18 @@ async def test_a_model_folder_that_is_not_there_is_told_before_anything_is_made(
         with pytest.raises(ValueError, match=r"model folder .*nowhere does not exist"):
             await attempt
     assert not (tmp_path / "runs").exists()
+
+
+async def test_the_storage_of_another_run_is_neither_taken_nor_touched(tmp_path):
+    store = tmp_path / "store"
+    config = config_of(tmp_path, more=f"storage: {{url: {store}}}")
+    await (await open_run(config, run_id="first")).close()
+    before = sorted(path for path in store.rglob("*") if path.is_file())
+    shutil.rmtree(tmp_path / "runs")
+    with pytest.raises(ValueError, match="holds a run small/first already"):
+        await open_run(config, run_id="first")
+    assert sorted(path for path in store.rglob("*") if path.is_file()) == before
+    assert [path for path in (tmp_path / "runs").rglob("*") if path.is_file()] == []
 
 
 async def test_nothing_to_resume_is_told_by_both(tmp_path):
