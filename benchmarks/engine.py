@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from gyre_core.config.schema import ModelsConfig, TinyModelConfig
+from gyre_core.config.sections import ModelsConfig, TinyModelConfig
 from gyre_core.engines.transformers_engine import TransformersEngine
 from gyre_core.policy.models import Policy, copy_policy, load_policy
 from gyre_core.policy.tokens import render_prompt

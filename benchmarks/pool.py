@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gyre_core.config.schema import ExperienceConfig
+from gyre_core.config.sections import ExperienceConfig
 from gyre_core.experience.contents import SegmentState
 from gyre_core.experience.index import INDEX_COLUMNS, GroupIndex
 from gyre_core.experience.pool import Pool

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from gyre_core.algorithms.grpo import TokenInputs, grpo_loss
-from gyre_core.config.schema import LearningConfig, TinyModelConfig
+from gyre_core.config.sections import LearningConfig, TinyModelConfig
 from gyre_core.learner.local import LocalLearner
 from gyre_core.policy.logprobs import CausalLM
 from gyre_core.policy.tiny import tiny_model

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from gyre_core.algorithms.losses import clipped_surrogate, kl_penalty, log_ratio
-from gyre_core.config.schema import LearningConfig
+from gyre_core.config.sections import LearningConfig
 
 
 @dataclass(frozen=True, slots=True)

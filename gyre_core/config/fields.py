@@ -10,7 +10,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from gyre_core.config.schema import GyreConfig, Section
+from gyre_core.config.schema import GyreConfig
+from gyre_core.config.sections import Section
 
 
 @dataclass(frozen=True, slots=True)

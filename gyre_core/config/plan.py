@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gyre_core.config.schema import GyreConfig, Section
+from gyre_core.config.schema import GyreConfig
+from gyre_core.config.sections import Section
 
 PASS_RATE = 0.18
 """Share of right answers for which the plan predicts groups without a signal: a hard task at the start."""

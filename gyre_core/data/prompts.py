@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gyre_core.config.schema import DataConfig
+from gyre_core.config.sections import DataConfig
 from gyre_core.data.messages import PromptValue, read_prompt
 from gyre_core.data.readers import SourceRow, check_column_types, kind_of, read_rows
 from gyre_core.types import Prompt, Tokens

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gyre_core.cluster.epochs import require_current
 from gyre_core.cluster.requests import prune_requests, request_step
-from gyre_core.config.schema import ExperienceConfig
+from gyre_core.config.sections import ExperienceConfig
 from gyre_core.experience import window
 from gyre_core.experience.cleaning import CleanResult, clean
 from gyre_core.experience.consumption import ConsumeRecord, DrawnGroup

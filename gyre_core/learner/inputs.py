@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gyre_core.algorithms.grpo import TokenInputs
 from gyre_core.algorithms.losses import aggregation_weights, importance_weights
-from gyre_core.config.schema import LearningConfig
+from gyre_core.config.sections import LearningConfig
 from gyre_core.policy.packing import PromptCompletions
 from gyre_core.types import Minibatch, TrainingGroup
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from gyre_core.algorithms.grpo import grpo_loss
-from gyre_core.config.schema import LearningConfig
+from gyre_core.config.sections import LearningConfig
 from gyre_core.learner.inputs import (
     MinibatchInputs,
     OldPolicy,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 
-from gyre_core.config.schema import LearningConfig
+from gyre_core.config.sections import LearningConfig
 
 
 class MasterWeights:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gyre_core.config.schema import LearningConfig
+from gyre_core.config.sections import LearningConfig
 
 
 def learning_rate(step: int, total_steps: int, config: LearningConfig) -> float:

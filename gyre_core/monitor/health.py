@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 
-from gyre_core.config.schema import HealthConfig
+from gyre_core.config.sections import HealthConfig
 
 CLEAR_SEVERITY = 0.8
 MIN_MEDIAN_STEPS = 10

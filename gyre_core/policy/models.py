@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from gyre_core.config.schema import ModelsConfig, TinyModelConfig
+from gyre_core.config.sections import ModelsConfig, TinyModelConfig
 from gyre_core.policy.tiny import tiny_config, tiny_model, tiny_tokenizer
 from gyre_core.policy.tokens import SpecialTokens, special_tokens
 from gyre_core.storage import system_errors

@@ -6,7 +6,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from gyre_core.config.schema import TinyModelConfig
+from gyre_core.config.sections import TinyModelConfig
 
 _SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 _CHARACTERS = "0123456789+-*=> .:,()/abcdefghijklmnopqrstuvwxyz"

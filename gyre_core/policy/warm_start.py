@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gyre_core.config.schema import WarmStartConfig
+from gyre_core.config.sections import WarmStartConfig
 from gyre_core.data.prompts import PromptRow
 from gyre_core.policy.models import Policy
 from gyre_core.policy.tokens import render_prompt

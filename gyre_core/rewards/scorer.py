@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gyre_core.config.schema import RewardConfig
+from gyre_core.config.sections import RewardConfig
 from gyre_core.rewards.loader import Signature, check_columns
 from gyre_core.rewards.outcomes import combine
 from gyre_core.rewards.process import RewardProcess, RewardProcessError, RewardTimeoutError

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gyre_core.config.schema import ModelsConfig, TinyModelConfig
+from gyre_core.config.sections import ModelsConfig, TinyModelConfig
 from gyre_core.engines.transformers_engine import TransformersEngine
 from gyre_core.policy.models import copy_policy, load_policy
 from gyre_core.policy.tokens import render_prompt

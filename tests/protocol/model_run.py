@@ -14,7 +14,7 @@ from gyre_core.algorithms.advantages import group_advantages
 from gyre_core.cluster.claims import claim
 from gyre_core.cluster.epochs import claim_epoch, require_current
 from gyre_core.cluster.requests import announce, announced, latest_attempt, read_request, request_name, request_step
-from gyre_core.config.schema import ExperienceConfig
+from gyre_core.config.sections import ExperienceConfig
 from gyre_core.experience.consumption import ConsumeRecord, DrawnMinibatch, read_consumption, write_consumption
 from gyre_core.experience.pool import Pool
 from gyre_core.experience.segments import (

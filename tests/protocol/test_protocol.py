@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from model_run import Owner, check_objects, group_names, serve
 
 from gyre_core.cluster.epochs import SupersededError, current_epoch
-from gyre_core.config.schema import ExperienceConfig
+from gyre_core.config.sections import ExperienceConfig
 from gyre_core.experience.consumption import read_consumption
 from gyre_core.experience.segments import segment_ids, segment_name
 from gyre_core.storage import open_storage

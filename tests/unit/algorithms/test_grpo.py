@@ -5,7 +5,7 @@ import torch
 
 from gyre_core.algorithms.grpo import TokenInputs, grpo_loss
 from gyre_core.algorithms.losses import aggregation_weights
-from gyre_core.config.schema import LearningConfig
+from gyre_core.config.sections import LearningConfig
 
 
 def token_inputs(old, advantages, importance=None, reference=None, factors=None):

@@ -130,7 +130,7 @@ def test_a_request_fills_the_engine(in_flight, samples, groups):
 
 
 def test_sections_given_as_models_have_the_same_defaults():
-    from gyre_core.config.schema import ElasticConfig, RolloutConfig
+    from gyre_core.config.sections import ElasticConfig, RolloutConfig
 
     config = GyreConfig(elastic=ElasticConfig(enabled=True), rollout=RolloutConfig(min_worker=4))
     assert (config.rollout.launcher, config.rollout.worker_count) == ("pool", 4)

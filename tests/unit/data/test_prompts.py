@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from gyre_core.config.schema import DataConfig
+from gyre_core.config.sections import DataConfig
 from gyre_core.data.prompts import load_prompts, tokenize
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3ForCausalLM
 
-from gyre_core.config.schema import TinyModelConfig
+from gyre_core.config.sections import TinyModelConfig
 from gyre_core.engines.transformers_engine import TransformersEngine
 from gyre_core.policy.models import Policy, copy_policy, without_dropout
 from gyre_core.policy.tiny import tiny_config, tiny_tokenizer

@@ -7,7 +7,7 @@ import pytest
 from experience_samples import VERSION, grpo, make_group, plain
 
 from gyre_core.cluster.epochs import SupersededError, claim_epoch
-from gyre_core.config.schema import ExperienceConfig
+from gyre_core.config.sections import ExperienceConfig
 from gyre_core.experience.consumption import ConsumeRecord, DrawnMinibatch
 from gyre_core.experience.pool import Pool
 from gyre_core.experience.segments import segment_ids, write_segment

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from gyre_core.config.schema import LearningConfig
+from gyre_core.config.sections import LearningConfig
 from gyre_core.learner.local import LocalLearner
 from gyre_core.types import Minibatch, PolicyVersion, SamplingParameters, TrainingGroup
 

@@ -18,7 +18,7 @@ from learner_cases import (
     weights,
 )
 
-from gyre_core.config.schema import LearningConfig
+from gyre_core.config.sections import LearningConfig
 
 
 def double_model(model, state):

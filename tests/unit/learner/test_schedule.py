@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from gyre_core.config.schema import LearningConfig
+from gyre_core.config.sections import LearningConfig
 from gyre_core.learner.schedule import learning_rate
 
 

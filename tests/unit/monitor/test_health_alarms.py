@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from gyre_core.config.schema import HealthConfig
+from gyre_core.config.sections import HealthConfig
 from gyre_core.monitor.health import RULES, Alarm, Alarms, trend_z
 
 LENGTH = "completions/mean_length"

@@ -18,7 +18,7 @@ from transformers import (
     Qwen3ForSequenceClassification,
 )
 
-from gyre_core.config.schema import ModelsConfig
+from gyre_core.config.sections import ModelsConfig
 from gyre_core.policy.models import (
     copy_policy,
     copy_weights,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gyre_core.config.schema import ModelsConfig, TinyModelConfig, WarmStartConfig
+from gyre_core.config.sections import ModelsConfig, TinyModelConfig, WarmStartConfig
 from gyre_core.data.prompts import PromptRow
 from gyre_core.engines.transformers_engine import TransformersEngine
 from gyre_core.policy.models import copy_policy, load_policy

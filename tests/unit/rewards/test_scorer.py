@@ -9,7 +9,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from gyre_core.config.schema import RewardConfig, RewardFunctionConfig
+from gyre_core.config.sections import RewardConfig, RewardFunctionConfig
 from gyre_core.rewards.scorer import Scorer, function_names
 from gyre_core.rewards.values import RewardError
 from gyre_core.types import Completion, PolicyVersion, Prompt

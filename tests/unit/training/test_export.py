@@ -8,7 +8,7 @@ from training_configs import tiny_config
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gyre_core.config import load_config
-from gyre_core.config.schema import ModelsConfig, TinyModelConfig
+from gyre_core.config.sections import ModelsConfig, TinyModelConfig
 from gyre_core.policy.models import load_policy, save_policy
 from gyre_core.training.build import open_run
 from gyre_core.training.export import export_run

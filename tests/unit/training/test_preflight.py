@@ -6,7 +6,7 @@ import pytest
 import torch
 from training_configs import tiny_config
 
-from gyre_core.config.schema import ModelsConfig, TinyModelConfig
+from gyre_core.config.sections import ModelsConfig, TinyModelConfig
 from gyre_core.engines.transformers_engine import TransformersEngine
 from gyre_core.policy.models import copy_policy, load_policy, save_policy
 from gyre_core.storage import LocalStorage, MemoryStorage

@@ -9,7 +9,7 @@ import torch
 import xxhash
 from recorded_storage import RecordedStorage, StopError
 
-from gyre_core.config.schema import ModelsConfig
+from gyre_core.config.sections import ModelsConfig
 from gyre_core.policy.models import copy_weights, load_policy
 from gyre_core.storage import LocalStorage, MemoryStorage, OutOfSpaceError
 from gyre_core.types import PolicyVersion

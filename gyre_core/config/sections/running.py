@@ -1,0 +1,91 @@
+"""The sections about the run itself: its name and length, checkpoints, evaluation, health, monitoring, storage."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gyre_core.config.sections.base import AsTuple, Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Section, Text
+
+
+class ExperimentConfig(Section):
+    """What the run is called, how long it is and where it writes."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "gyre"
+    """Name of the run; its folder is OUTPUT/NAME/RUN_ID."""
+    algorithm: Literal["grpo", "ppo"] = "grpo"
+    """Reinforcement-learning algorithm."""
+    seed: NonNegativeInt = 0
+    """Seed of prompts, sampling and draws; the same seed repeats the run."""
+    steps: PositiveInt = 100
+    """Number of RL steps in the whole run."""
+    output: Text = "runs"
+    """Folder that holds the run folders."""
+    tags: Annotated[tuple[Text, ...], AsTuple] = ()
+    """Tags shown beside the run in Prefect."""
+    threads: NonNegativeInt = 0
+    """CPU threads for torch; 0 takes the cores that this process may use."""
+    step_retries: NonNegativeInt = 2
+    """How often a failed step is tried again before `on_step_failure` applies."""
+    on_step_failure: Literal["stop", "skip"] = "stop"
+    """After the last retry: `stop` leaves a run that can be resumed, `skip` goes on with the next step. Rewards that
+    cannot be computed stop the run in either case."""
+
+
+class CheckpointConfig(Section):
+    """Resumable checkpoints."""
+
+    interval: PositiveFloat = 600.0
+    """Seconds between checkpoints; one more is always written at the end."""
+    keep: PositiveInt = 2
+    """Complete checkpoints that are kept, newest first."""
+    incremental: bool = False
+    """Write what changed since the last full checkpoint instead of the whole state."""
+    dual_write: bool = False
+    """Write every checkpoint to a second, warm store as well."""
+
+
+class EvaluationConfig(Section):
+    """Held-out evaluation before, during and after training."""
+
+    every: NonNegativeInt = 20
+    """RL steps between two evaluations; 0 evaluates before and after only."""
+    prompts: PositiveInt = 256
+    """Held-out prompts an evaluation, at the most."""
+    samples_per_prompt: PositiveInt = 1
+    """Sampled completions a prompt, beside one greedy completion."""
+
+
+class HealthConfig(Section):
+    """Alarms on structural faults."""
+
+    action: Literal["warn", "stop"] = "warn"
+    """What an alarm does: `warn` logs it with its evidence, `stop` ends the run resumable as well."""
+    kl_spike: PositiveFloat = 10.0
+    """Alarm when the KL divergence exceeds this multiple of its recent median."""
+    dead_steps: PositiveInt = 10
+    """Alarm after this many steps in a row in which every group was without variance."""
+    throughput_drop: Fraction = 0.5
+    """Alarm when generation throughput stays below this share of its recent median."""
+    window: PositiveInt = 20
+    """Steps that count as recent."""
+
+
+class MonitorConfig(Section):
+    """What is logged beside the metrics of every step."""
+
+    artifact_every: PositiveInt = 10
+    """Steps between two updates of the table and the curves shown in Prefect."""
+    completions_per_step: NonNegativeInt = 4
+    """Sample completions written a step."""
+    tensorboard: bool = True
+    """Write TensorBoard event files."""
+
+
+class StorageConfig(Section):
+    """Where the run's data lies."""
+
+    url: Text | None = None
+    """Folder or URL of requests, pool, policy versions and checkpoints; without it, the run folder. Credentials
+    come from the environment."""
