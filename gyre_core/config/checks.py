@@ -135,6 +135,56 @@ def _sizes(config: GyreConfig) -> Iterator[Conflict]:
         )
 
 
+def _algorithm(config: GyreConfig) -> Iterator[Conflict]:
+    learning, rollout = config.learning, config.rollout
+    if config.experiment.algorithm == "ppo":
+        if rollout.max_refills:
+            yield Conflict(
+                "rollout.max_refills",
+                "PPO learns from groups whose rewards are all equal as well, so that nothing is refilled; set it to 0.",
+                ("experiment.algorithm",),
+            )
+        if learning.policy_ratio == "sequence":
+            yield Conflict(
+                "learning.policy_ratio",
+                "PPO's advantages differ from token to token, and a ratio of the whole completion cannot weigh them; "
+                "set it to token, or experiment.algorithm to grpo.",
+                ("experiment.algorithm",),
+            )
+        if config.critic.warmup_steps >= config.experiment.steps:
+            yield Conflict(
+                "critic.warmup_steps",
+                f"the policy stands still in the first {config.critic.warmup_steps} steps, and the run has "
+                f"{config.experiment.steps}; shorten it, or lengthen the run.",
+                ("experiment.steps",),
+            )
+    elif rollout.max_refills and not learning.skip_dead_groups:
+        yield Conflict(
+            "rollout.max_refills",
+            "refills replace the groups whose rewards are all equal, and skip_dead_groups false trains on those; set "
+            "one of them back.",
+            ("learning.skip_dead_groups",),
+        )
+    if learning.importance_mode == "mask" and learning.importance_floor >= learning.importance_cap:
+        yield Conflict(
+            "learning.importance_floor",
+            f"no weight lies between importance_floor {learning.importance_floor:g} and importance_cap "
+            f"{learning.importance_cap:g}, so that every token is left out; lower the one or raise the other.",
+            ("learning.importance_cap",),
+        )
+
+
+def _shaping(config: GyreConfig) -> Iterator[Conflict]:
+    buffer, limit = config.reward.shaping.overlong_buffer, config.rollout.max_tokens
+    if buffer > limit:
+        yield Conflict(
+            "reward.shaping.overlong_buffer",
+            f"the penalty would begin {buffer} tokens before the end of completions of at most {limit} "
+            f"(rollout.max_tokens); set it to {limit} or less.",
+            ("rollout.max_tokens",),
+        )
+
+
 def _rewards(config: GyreConfig) -> Iterator[Conflict]:
     paths = [function.path for function in config.reward.functions]
     if not paths and config.models.reward is None:
@@ -163,6 +213,8 @@ _CHECKS: tuple[Callable[[GyreConfig], Iterator[Conflict]], ...] = (
     _thresholds,
     _lag,
     _sizes,
+    _algorithm,
+    _shaping,
     _rewards,
     _storage,
 )

@@ -118,6 +118,8 @@ def _kind(annotation: Any, bounds: dict[str, Any]) -> str:
         return _kind(get_args(annotation)[0], bounds | _bounds(annotation.__metadata__))
     if get_origin(annotation) is Literal:
         return " | ".join(str(choice) for choice in get_args(annotation))
+    if get_origin(annotation) is dict:
+        return "{name: value, …}"
     if get_origin(annotation) is tuple:
         elements = get_args(annotation)
         if elements[-1] is Ellipsis:
@@ -147,6 +149,8 @@ def _default(info: FieldInfo) -> str:
 def _as_yaml(value: Any) -> str:
     if isinstance(value, Section):
         return "{" + ", ".join(f"{name}: {_as_yaml(item)}" for name, item in value) + "}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_as_yaml(item)}" for name, item in value.items()) + "}"
     if isinstance(value, tuple):
         return "[" + ", ".join(_as_yaml(item) for item in value) + "]"
     if isinstance(value, bool):

@@ -31,6 +31,8 @@ class Plan:
     buffer_size: int
     max_lag: int
     quota: float
+    algorithm: str
+    max_refills: int
     loss_aggregation: str
     notes: tuple[str, ...]
 
@@ -55,13 +57,19 @@ class Plan:
             f"requests  {self.requests_per_step} a step, at most {_count(self.groups_per_request, 'group')} each; "
             f"a step waits for {self.quota:.0%} of them",
             f"pool      {_count(self.buffer_size, 'sample')}, {policy}",
-            f"loss      {_AGGREGATION[self.loss_aggregation]}",
+            f"loss      {self.algorithm.upper()}, {_AGGREGATION[self.loss_aggregation]}",
             f"in all    {_count(self.steps, 'step')}, {_count(self.steps * self.prompts_per_step, 'prompt')}, "
             f"{_count(self.steps * self.samples_per_step, 'completion')}, "
             f"at most {_count(self.steps * self.tokens_per_step, 'token')}, "
             f"{_count(self.steps * self.updates_per_step, 'update')}",
-            f"signal    at a pass rate of {PASS_RATE:g}, {share:.0%} of the groups would be without variance",
         ]
+        if self.algorithm == "grpo":
+            lines.append(
+                f"signal    at a pass rate of {PASS_RATE:g}, {share:.0%} of the groups would be without variance"
+            )
+        if self.max_refills:
+            further = self.max_refills * self.prompts_per_step
+            lines.append(f"refills   at most {self.max_refills} a step, of {_count(further, 'prompt')} together")
         return "\n".join(lines + [f"note      {note}" for note in self.notes])
 
 
@@ -87,6 +95,8 @@ def make_plan(config: GyreConfig) -> Plan:
         buffer_size=config.experience.buffer_size,
         max_lag=rollout.max_lag,
         quota=rollout.quota,
+        algorithm=config.experiment.algorithm,
+        max_refills=rollout.max_refills,
         loss_aggregation=config.learning.loss_aggregation,
         notes=_notes(config),
     )
@@ -128,8 +138,29 @@ def _idle_settings(config: GyreConfig) -> Iterator[str]:
     if not config.elastic.enabled:
         names = ("scale_interval", "scale_cooling", "pool_low_threshold", "pool_high_threshold")
         yield from _without_effect("elastic", config.elastic, names, "while elastic.enabled is false")
-    if config.data.path != "arithmetic":
-        yield from _without_effect("data", config.data, ("size",), "for a file of prompts")
+    yield from _idle_inputs(config)
+    learning = config.learning
+    if config.experiment.algorithm == "ppo":
+        names = ("advantage", "scale_advantages", "skip_dead_groups")
+        yield from _without_effect("learning", learning, names, "with PPO, whose critic makes the advantages")
+    else:
+        names = tuple(type(config.critic).model_fields)
+        yield from _without_effect("critic", config.critic, names, "without PPO")
+    if learning.kl_in == "reward":
+        yield from _without_effect(
+            "learning", learning, ("kl_estimator",), "on a penalty in the reward, which takes k1"
+        )
+
+
+def _idle_inputs(config: GyreConfig) -> Iterator[str]:
+    data, lora = config.data, config.models.lora
+    tasks = [path.startswith("reasoning_gym:") for path in (data.path, data.evaluation_path or "")]
+    if data.path != "arithmetic" and not tasks[0]:
+        yield from _without_effect("data", data, ("size",), "for a file of prompts")
+    if not any(tasks):
+        yield from _without_effect("data", data, ("parameters",), "without a task of reasoning_gym")
+    if not lora.rank:
+        yield from _without_effect("models.lora", lora, ("alpha", "targets"), "while models.lora.rank is 0")
 
 
 def _without_effect(name: str, section: Section, settings: Sequence[str], where: str) -> Iterator[str]:

@@ -19,10 +19,6 @@ def refuse_unbuilt(config: GyreConfig) -> None:
 
 def _unbuilt_settings(config: GyreConfig) -> Iterator[tuple[str, str, str]]:
     """Key, value and remedy of each setting that cannot run."""
-    if config.experiment.algorithm == "ppo":
-        yield "experiment.algorithm", "ppo", "set it to grpo"
-    if config.models.reward is not None:
-        yield "models.reward", config.models.reward, "leave it out and name reward functions in reward.functions"
     if config.rollout.engine == "vllm":
         yield "rollout.engine", "vllm", "set it to transformers"
     if config.rollout.launcher != "inline":

@@ -14,6 +14,7 @@ from pydantic import model_validator
 from gyre_core.config.checks import ConflictError, find_conflicts
 from gyre_core.config.sections import (
     CheckpointConfig,
+    CriticConfig,
     DataConfig,
     ElasticConfig,
     EvaluationConfig,
@@ -46,6 +47,7 @@ class GyreConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
     learning: LearningConfig = LearningConfig()
+    critic: CriticConfig = CriticConfig()
     experience: ExperienceConfig = ExperienceConfig()
     elastic: ElasticConfig = ElasticConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -3,9 +3,9 @@
 from gyre_core.config.sections.base import Section
 from gyre_core.config.sections.data import DataConfig
 from gyre_core.config.sections.experience import ExperienceConfig
-from gyre_core.config.sections.learning import LearningConfig
-from gyre_core.config.sections.models import ModelsConfig, TinyModelConfig, WarmStartConfig
-from gyre_core.config.sections.reward import RewardConfig, RewardFunctionConfig
+from gyre_core.config.sections.learning import CriticConfig, LearningConfig
+from gyre_core.config.sections.models import LoRAConfig, ModelsConfig, TinyModelConfig, WarmStartConfig
+from gyre_core.config.sections.reward import RewardConfig, RewardFunctionConfig, ShapingConfig
 from gyre_core.config.sections.rollout import ElasticConfig, RolloutConfig
 from gyre_core.config.sections.running import (
     CheckpointConfig,
@@ -18,6 +18,7 @@ from gyre_core.config.sections.running import (
 
 __all__ = [
     "CheckpointConfig",
+    "CriticConfig",
     "DataConfig",
     "ElasticConfig",
     "EvaluationConfig",
@@ -25,12 +26,14 @@ __all__ = [
     "ExperimentConfig",
     "HealthConfig",
     "LearningConfig",
+    "LoRAConfig",
     "ModelsConfig",
     "MonitorConfig",
     "RewardConfig",
     "RewardFunctionConfig",
     "RolloutConfig",
     "Section",
+    "ShapingConfig",
     "StorageConfig",
     "TinyModelConfig",
     "WarmStartConfig",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gyre_core.config.sections.base import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Section, Text
+from gyre_core.config.sections.base import AsTuple, Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Section, Text
 
 
 class TinyModelConfig(Section):
@@ -31,6 +31,17 @@ class WarmStartConfig(Section):
     """Stop once this share of sampled answers is exact."""
 
 
+class LoRAConfig(Section):
+    """Low-rank adapters on the policy's linear layers (Hu et al., 2022); needs `pip install gyre[lora]`."""
+
+    rank: NonNegativeInt = 0
+    """Rank of the adapters; 0 trains all weights."""
+    alpha: PositiveFloat | None = None
+    """The adapters' output is scaled by alpha / rank; null takes twice the rank."""
+    targets: Annotated[tuple[Text, ...], AsTuple] = ("all-linear",)
+    """Names of the layers that get an adapter, such as `q_proj`; `all-linear` is all but the head."""
+
+
 class ModelsConfig(Section):
     """The models of a run: Hugging Face folders, or `tiny-qwen3`."""
 
@@ -38,6 +49,8 @@ class ModelsConfig(Section):
     """Hugging Face folder of the causal language model to train, or `tiny-qwen3` for one made on the spot."""
     reward: Text | None = None
     """Folder of a sequence-classification reward model."""
+    critic: Text | None = None
+    """Folder of the model that an own critic of `ppo` starts from; without it, the policy as it starts."""
     ref: Text | None = None
     """Folder of the reference model of the KL penalty; without it, the policy as it starts."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -45,6 +58,8 @@ class ModelsConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the models compute: `auto` takes a GPU that torch sees, else the CPU. Results repeat bit for bit on a
     CPU."""
+    lora: LoRAConfig = LoRAConfig()
+    """Training of low-rank adapters instead of all weights."""
     tiny: TinyModelConfig = TinyModelConfig()
     """Shape of `tiny-qwen3`."""
     warm_start: WarmStartConfig = WarmStartConfig()

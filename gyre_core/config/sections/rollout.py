@@ -50,6 +50,9 @@ class RolloutConfig(Section):
     )
     """Share of a step's requests that a step waits for; stragglers join the pool later. Default: 1 inline and at
     `max_lag` 0, else 0.9."""
+    max_refills: NonNegativeInt = 0
+    """How often a step may generate for further prompts in place of groups whose rewards are all equal (dynamic
+    sampling, DAPO); only `grpo`."""
     sequences_in_flight: PositiveInt = 256
     """Sequences that an engine generates at the same time."""
     groups_per_request: PositiveInt = Field(

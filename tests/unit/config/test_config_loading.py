@@ -215,8 +215,8 @@ def test_merge_keys_may_be_overridden(load):
 
 UNKNOWN = [
     ("learning: {learnig_rate: 1}", "learning.learnig_rate", "did you mean learning.lr?"),
-    ("lr: 1e-5", "lr", "did you mean learning.lr or models.warm_start.lr?"),
-    ("rollout: {lr: 1e-5}", "rollout.lr", "did you mean learning.lr or models.warm_start.lr?"),
+    ("lr: 1e-5", "lr", "did you mean learning.lr or critic.lr or models.warm_start.lr?"),
+    ("rollout: {lr: 1e-5}", "rollout.lr", "did you mean learning.lr or critic.lr or models.warm_start.lr?"),
     ("learning: {kl_coeff: 1}", "learning.kl_coeff", "did you mean learning.kl_coef?"),
     ("learning: {max-grad-norm: 1}", "learning.max-grad-norm", "did you mean learning.max_grad_norm?"),
     ("learning: {max_tokens: 1}", "learning.max_tokens", "did you mean rollout.max_tokens?"),
@@ -352,11 +352,13 @@ def test_built_in_names_and_urls_are_no_paths(load):
         "tiny-qwen3",
         "s3://bucket/ref",
     )
+    config = load("data: {path: 'reasoning_gym:chain_sum', evaluation_path: 'reasoning_gym:gcd'}\n")
+    assert (config.data.path, config.data.evaluation_path) == ("reasoning_gym:chain_sum", "reasoning_gym:gcd")
 
 
 # -- round trip --------------------------------------------------------------------------------------------------------
 
-PATHS = ("data.path", "data.evaluation_path", "models.policy", "models.reward", "models.ref")
+PATHS = ("data.path", "data.evaluation_path", "models.policy", "models.reward", "models.critic", "models.ref")
 FUNCTIONS = st.lists(
     st.fixed_dictionaries(
         {"path": st.from_regex(r"\A[a-z_]{1,9}(:[a-z_]{1,9})?\Z")},
@@ -374,9 +376,11 @@ def values_of(field):
         return st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,9}\Z")
     if field.name == "reward.functions":
         return FUNCTIONS
+    if field.kind.startswith("{name"):
+        return st.dictionaries(st.text(min_size=1), st.one_of(st.integers(), st.booleans(), st.text()), max_size=3)
     if field.kind == "true | false":
         return st.booleans()
-    if re.fullmatch(r"[a-z0-9]+( \| [a-z0-9]+)*", field.kind) and field.kind not in ("text", "number"):
+    if re.fullmatch(r"[a-z0-9_]+( \| [a-z0-9_]+)*", field.kind) and field.kind not in ("text", "number"):
         return st.sampled_from(field.kind.split(" | "))
     if field.kind.startswith("list of text"):
         return st.lists(st.text(min_size=1), max_size=3)
@@ -389,6 +393,7 @@ def values_of(field):
     if field.kind.startswith("whole number"):
         step = 8 if "multiple of 8" in field.kind else 1
         return st.integers(int(low) // step, int(high) // step).map(lambda number: number * step)
+    low = -1e9 if low is None else low
     return st.floats(low, high, exclude_min=">" in bounds, exclude_max="<" in bounds)
 
 

@@ -107,6 +107,26 @@ def test_settings_without_effect_beside_the_others_are_noted(sections, named):
     assert plan_of(rollout={"max_lag": 1}, experience={"max_uses": 1}).notes == ()
 
 
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        ({"path": "data.jsonl", "size": 7}, "data.size: without effect for a file"),
+        ({"path": "data.jsonl", "parameters": {"digits": 3}}, "data.parameters: without effect without a task"),
+        ({"path": "data.jsonl", "evaluation_path": "reasoning_gym:gcd", "parameters": {"digits": 3}}, None),
+        ({"path": "reasoning_gym:gcd", "parameters": {"digits": 3}, "size": 7}, None),
+    ],
+)
+def test_settings_of_data_without_effect_are_noted(data, named):
+    notes = plan_of(data=data).notes
+    assert [note[: len(named)] for note in notes] == [named] if named else notes == ()
+
+
+def test_adapters_that_are_not_trained_are_noted():
+    (note,) = plan_of(models={"lora": {"alpha": 3.0}}).notes
+    assert note == "models.lora.alpha: without effect while models.lora.rank is 0"
+    assert plan_of(models={"lora": {"rank": 2, "alpha": 3.0}}).notes == ()
+
+
 def test_every_setting_has_a_description_and_a_place_in_the_documentation():
     for field in list_fields():
         assert field.description.endswith("."), field.name
