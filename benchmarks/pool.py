@@ -16,12 +16,13 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from gyre_core.config.sections import ExperienceConfig
 from gyre_core.experience.contents import SegmentState
@@ -56,6 +57,10 @@ def make_groups(rows: int, tokens: int) -> list[RolloutGroup]:
     return groups
 
 
+def centred(groups: Sequence[RolloutGroup]) -> list[NDArray[np.float32]]:
+    return [(group.rewards - group.rewards.mean()).astype(np.float32) for group in groups]
+
+
 def medians(repeats: int, *functions: Callable[[int], object]) -> list[float]:
     """Median seconds of each function, called in turn with the number of the repeat; the first call warms up."""
     seconds: list[list[float]] = [[] for _ in functions]
@@ -84,7 +89,7 @@ def measure_commits(rows: int, tokens: int, repeats: int, folder: Path) -> dict[
 
     def read(repeat: int) -> None:
         pool = Pool(storage, ExperienceConfig(buffer_size=10 * rows), epoch=repeat + 1)
-        pool.admit(f"00000001-{repeat:04d}", 1, lambda rewards: (rewards - rewards.mean()).astype(np.float32), 0.0,
+        pool.admit(f"00000001-{repeat:04d}", 1, centred, 0.0,
                    skip_dead_groups=True)  # fmt: skip
 
     names = ("commit", "raw_parquet_write", "memory_copy", "admit")

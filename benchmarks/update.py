@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gyre_core.algorithms.grpo import TokenInputs, grpo_loss
+from gyre_core.algorithms.policy_loss import TokenInputs, policy_loss
 from gyre_core.config.sections import LearningConfig, TinyModelConfig
 from gyre_core.learner.local import LocalLearner
 from gyre_core.policy.logprobs import CausalLM
@@ -63,6 +63,7 @@ def make_groups(case: Case, seed: int) -> tuple[TrainingGroup, ...]:
             completions=tuple(tokens(length) for length in lengths),
             behaviour=tuple(np.full(length, -4.0, dtype=np.float32) for length in lengths),
             reference=None,
+            truncated=np.zeros(case.samples, dtype=bool),
             rewards=np.zeros(case.samples),
             advantages=rng.normal(size=case.samples).astype(np.float32),
             version=PolicyVersion(0, 0),
@@ -106,9 +107,10 @@ class PaddedUpdate:
         kept = torch.from_numpy(trained[:, first:])
         advantages = torch.tensor([advantage for _, _, advantage in rows])[:, None].expand_as(kept)[kept]
         ones = torch.ones_like(advantages)
-        inputs = TokenInputs(-4.0 * ones, ones, advantages, None, ones / len(ones))
+        sequences = torch.arange(len(rows))[:, None].expand_as(kept)[kept]
+        inputs = TokenInputs(-4.0 * ones, ones, advantages, None, ones / len(ones), sequences)
         self.optimizer.zero_grad()
-        loss, _ = grpo_loss(scores[kept], inputs, CONFIG, 0.0)
+        loss, _ = policy_loss(scores[kept], ones, inputs, CONFIG, 0.0)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), CONFIG.max_grad_norm)
         self.optimizer.step()

@@ -1,4 +1,4 @@
-"""The values that travel between Gyre's parts: frozen, without behaviour beyond shape checks.
+"""The values that travel between Gyre's parts: frozen, and without behaviour.
 
 Shapes: `prompt` is the number of prompt tokens, `time` the number of completion tokens of one
 completion, `group` the number of completions of one prompt. Token ids are int32, log-probabilities float32.
@@ -133,6 +133,11 @@ class RolloutGroup:
     version: PolicyVersion
     rollouts: tuple[Rollout, ...]
 
+    @property
+    def rewards(self) -> NDArray[np.float64]:
+        """The rollouts' rewards, `[group]`; NaN for those without one."""
+        return np.array([rollout.score.reward for rollout in self.rollouts], dtype=np.float64)
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
@@ -152,7 +157,7 @@ class RolloutRequest:
 class TrainingGroup:
     """A group as the learner sees it: its scored, clean completions only.
 
-    `advantages`, `rewards` and `weights` are `[group]`; each element of `completions`, `behaviour` and
+    `truncated`, `advantages` and `rewards` are `[group]`; each element of `completions`, `behaviour` and
     `reference` is one completion's `[time]`. `weight` is the importance weight of the draw, apart from the
     policy ratio.
     """
@@ -164,10 +169,13 @@ class TrainingGroup:
     behaviour: tuple[LogProbabilities, ...]
     """The engine's log-probabilities, as it sampled."""
     reference: tuple[LogProbabilities, ...] | None
+    truncated: NDArray[np.bool_]
+    """Which completions `rollout.max_tokens` cut off."""
     rewards: NDArray[np.float64]
-    """`[group]`"""
+    """As the reward functions gave them, weighted and summed."""
     advantages: NDArray[np.float32]
-    """`[group]`"""
+    """What the algorithm makes of the rewards: with GRPO the completions' advantages; with PPO their shaped rewards, of
+    which the learner's critic makes advantages of tokens."""
     version: PolicyVersion
     weight: float = 1.0
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
-
-import numpy as np
 
 from gyre_core.types import Rollout, RolloutGroup
 
@@ -25,7 +24,7 @@ DropReason = Literal[
 LOG_PROBABILITY_TOLERANCE = 1e-4
 """A log-probability may exceed 0 by this much, as rounding."""
 SMALLEST_GROUP = 2
-"""A completion is judged against its siblings, so a group of one carries no signal."""
+"""Where a completion is judged against its siblings, a group of one carries no signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,8 @@ class CleanResult:
     dropped: Mapping[str, int]
 
 
-def clean(groups: Sequence[RolloutGroup]) -> CleanResult:
-    """Drop the rows that cannot be trained on, then the groups with fewer than two rows left.
+def clean(groups: Sequence[RolloutGroup], smallest_group: int = SMALLEST_GROUP) -> CleanResult:
+    """Drop the rows that cannot be trained on, then the groups with fewer than `smallest_group` rows left.
 
     Rows in and rows out plus rows dropped always add up; the order stays.
     """
@@ -47,7 +46,7 @@ def clean(groups: Sequence[RolloutGroup]) -> CleanResult:
         reasons = [drop_reason(rollout) for rollout in group.rollouts]
         dropped.update(reason for reason in reasons if reason is not None)
         rollouts = tuple(row for row, reason in zip(group.rollouts, reasons, strict=True) if reason is None)
-        if len(rollouts) >= SMALLEST_GROUP:
+        if len(rollouts) >= smallest_group:
             kept.append(group if len(rollouts) == len(group.rollouts) else replace(group, rollouts=rollouts))
         elif rollouts:
             dropped["group_too_small"] += len(rollouts)
@@ -61,7 +60,7 @@ def drop_reason(rollout: Rollout) -> DropReason | None:
         return "reward_failed"
     if score.status == "abstained":
         return "reward_abstained"
-    if not np.isfinite(score.reward):
+    if not math.isfinite(score.reward):
         return "reward_not_finite"
     if len(completion.token_ids) == 0:
         return "empty_completion"
@@ -70,8 +69,9 @@ def drop_reason(rollout: Rollout) -> DropReason | None:
             continue
         if len(values) != len(completion.token_ids):
             return "length_mismatch"
-        if not np.isfinite(values).all():
+        largest = float(values.max())
+        if not (math.isfinite(largest) and math.isfinite(values.min())):
             return "log_probability_not_finite"
-        if values.max() > LOG_PROBABILITY_TOLERANCE:
+        if largest > LOG_PROBABILITY_TOLERANCE:
             return "log_probability_positive"
     return None

@@ -25,11 +25,6 @@ class SegmentState:
     retired_in: int | None = None
 
 
-def group_rewards(group: RolloutGroup) -> NDArray[np.float64]:
-    """The rewards of the group's rows, `[group]`."""
-    return np.array([rollout.score.reward for rollout in group.rollouts], dtype=np.float64)
-
-
 def training_group(group: RolloutGroup, advantages: NDArray[np.float32]) -> TrainingGroup:
     """What the learner needs of a clean group, and its advantages, `[group]`."""
     completions = [rollout.completion for rollout in group.rollouts]
@@ -45,7 +40,8 @@ def training_group(group: RolloutGroup, advantages: NDArray[np.float32]) -> Trai
         completions=tuple(completion.token_ids for completion in completions),
         behaviour=tuple(completion.log_probabilities for completion in completions),
         reference=tuple(references) or None,
-        rewards=group_rewards(group),
+        truncated=np.array([completion.finish_reason == "length" for completion in completions]),
+        rewards=group.rewards,
         advantages=advantages,
         version=group.version,
     )

@@ -8,9 +8,8 @@ a crash at any point leaves a storage from which the pool of the last checkpoint
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +19,10 @@ from gyre_core.cluster.epochs import require_current
 from gyre_core.cluster.requests import prune_requests, request_step
 from gyre_core.config.sections import ExperienceConfig
 from gyre_core.experience import window
-from gyre_core.experience.cleaning import CleanResult, clean
+from gyre_core.experience.admission import Admission, Advantages
+from gyre_core.experience.cleaning import SMALLEST_GROUP, CleanResult, clean
 from gyre_core.experience.consumption import ConsumeRecord, DrawnGroup
-from gyre_core.experience.contents import SegmentState, group_rewards, training_group
+from gyre_core.experience.contents import SegmentState, training_group
 from gyre_core.experience.draw import choose, deal
 from gyre_core.experience.index import GroupIndex, GroupState, prompt_key
 from gyre_core.experience.ledger import AdmissionLedger
@@ -38,34 +38,7 @@ from gyre_core.experience.segments import (
 )
 from gyre_core.experience.snapshot import PoolState, decode_snapshot, encode_snapshot
 from gyre_core.storage import Storage
-from gyre_core.types import Minibatch, PolicyVersion, RolloutGroup, TrainingGroup
-
-Advantages = Callable[[NDArray[np.float64]], NDArray[np.float32]]
-"""Advantages of a group's clean rows, given their rewards; `[group]` in and out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """What became of a segment that was offered to the pool.
-
-    `ignored`: the request was admitted before this owner's time or is closed. `corrupt`: the segment was put aside
-    for `reason`; the request must be issued anew. `generated` are the groups as committed, `groups` the clean ones,
-    and `dropped` counts the rows between them.
-    """
-
-    request_id: str
-    step: int
-    outcome: Literal["admitted", "ignored", "corrupt"]
-    groups: tuple[RolloutGroup, ...] = ()
-    generated: tuple[RolloutGroup, ...] = ()
-    dropped: Mapping[str, int] = field(default_factory=dict[str, int])
-    dead_groups: int = 0
-    reason: str = ""
-
-    @property
-    def samples(self) -> int:
-        """Clean rows that came in."""
-        return sum(len(group.rollouts) for group in self.groups)
+from gyre_core.types import Minibatch, PolicyVersion, TrainingGroup
 
 
 class Pool:
@@ -75,7 +48,11 @@ class Pool:
     time.
     """
 
-    def __init__(self, storage: Storage, config: ExperienceConfig, epoch: int) -> None:
+    def __init__(
+        self, storage: Storage, config: ExperienceConfig, epoch: int, smallest_group: int = SMALLEST_GROUP
+    ) -> None:
+        """An empty pool of `epoch`; groups with fewer than `smallest_group` clean rows are dropped as they come in."""
+        self._smallest_group = smallest_group
         self._storage = storage
         self._config = config
         self._epoch = epoch
@@ -102,9 +79,9 @@ class Pool:
     ) -> Admission:
         """Take in the request's segment at `step`, once; asked again, returns the same Admission.
 
-        A group whose advantages are all 0 is dead; with `skip_dead_groups` it is never drawn. Groups beyond
-        `buffer_size` samples leave, oldest first. Raises FileNotFoundError when there is no segment; after any error
-        the call may be repeated.
+        A group of several rows whose advantages are all equal is dead; with `skip_dead_groups` it is never drawn.
+        Groups beyond `buffer_size` samples leave, oldest first. Raises FileNotFoundError when there is no segment;
+        after any error the call may be repeated.
         """
         if request_id in self._admissions:
             return self._admissions[request_id]
@@ -116,8 +93,11 @@ class Pool:
             quarantine(self._storage, error.name, error.reason)
             self._quarantined += 1
             return Admission(request_id, step, "corrupt", reason=str(error))
-        cleaned = clean(generated)
-        groups = [training_group(group, advantages(group_rewards(group))) for group in cleaned.groups]
+        cleaned = clean(generated, self._smallest_group)
+        groups = [
+            training_group(group, values)
+            for group, values in zip(cleaned.groups, advantages(cleaned.groups), strict=True)
+        ]
         size = self._storage.size(segment_name(self._storage, request_id))
         self._ledger.record(request_id, step)
         dead = self._append(request_id, size, cleaned, groups, now, skip_dead_groups)
@@ -241,12 +221,19 @@ class Pool:
         return encode_snapshot(self._index, self._segments, state)
 
     @classmethod
-    def restore(cls, storage: Storage, config: ExperienceConfig, epoch: int, snapshot: pa.Table) -> Pool:
+    def restore(
+        cls,
+        storage: Storage,
+        config: ExperienceConfig,
+        epoch: int,
+        snapshot: pa.Table,
+        smallest_group: int = SMALLEST_GROUP,
+    ) -> Pool:
         """The pool as it was when the snapshot was taken, owned by `epoch`; draws equal the original's.
 
         Raises ValueError for a table that is not a snapshot of a known format.
         """
-        pool = cls(storage, config, epoch)
+        pool = cls(storage, config, epoch, smallest_group)
         pool._index, pool._segments, state = decode_snapshot(snapshot)
         pool._next_segment = len(pool._segments)
         pool._ledger = AdmissionLedger(storage, epoch, state.watermark, state.admitted)
@@ -323,7 +310,7 @@ class Pool:
     ) -> int:
         """Put an admitted segment into the index; returns its dead groups. Touches memory only."""
         number, self._next_segment = self._next_segment, self._next_segment + 1
-        dead = [not group.advantages.any() for group in groups]
+        dead = [len(group.advantages) > 1 and np.ptp(group.advantages) == 0.0 for group in groups]
         states = [GroupState.DEAD if skip_dead_groups and is_dead else GroupState.LIVE for is_dead in dead]
         columns = {
             "segment": number,
@@ -381,7 +368,7 @@ class Pool:
     def _training_group(self, row: int) -> TrainingGroup:
         segment = self._segments[int(self._index["segment"][row])]
         if segment.groups is None:
-            cleaned = clean(read_segment(self._storage, segment.request_id)).groups
+            cleaned = clean(read_segment(self._storage, segment.request_id), self._smallest_group).groups
             segment.groups = [
                 training_group(group, advantages) for group, advantages in zip(cleaned, segment.advantages, strict=True)
             ]

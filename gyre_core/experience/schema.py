@@ -74,9 +74,9 @@ def groups_to_table(request_id: str, groups: Sequence[RolloutGroup]) -> pa.Table
     columns: dict[str, Any] = {
         "request_id": [request_id] * len(rows),
         "sample_index": [completion.sample_index for completion in completions],
-        "span_epochs": list_array([np.array([item.version.epoch]) for item in completions], _INTEGERS),
-        "span_numbers": list_array([np.array([item.version.number]) for item in completions], _INTEGERS),
-        "span_starts": list_array([np.array([0]) for _ in completions], _INTEGERS),
+        "span_epochs": _single_spans([item.version.epoch for item in completions]),
+        "span_numbers": _single_spans([item.version.number for item in completions]),
+        "span_starts": _single_spans([0] * len(completions)),
         "completion_text": [completion.text for completion in completions],
         "completion_token_ids": list_array([item.token_ids for item in completions], _TOKENS),
         "behaviour_log_probabilities": list_array([item.log_probabilities for item in completions], _LOG_PROBABILITIES),
@@ -134,6 +134,11 @@ def _group_columns(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
 
 def _column(values: Any, data_type: pa.DataType) -> pa.Array:
     return values if isinstance(values, pa.Array) else pa.array(values, type=data_type)
+
+
+def _single_spans(values: Sequence[int]) -> pa.ListArray:
+    """A list of one integer for each of `values`."""
+    return pa.ListArray.from_arrays(np.arange(len(values) + 1, dtype=np.int32), pa.array(values, pa.int32()), _INTEGERS)
 
 
 def _json(prompt: Prompt, value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -70,8 +71,8 @@ def generate(request: RolloutRequest, writer: int) -> list[RolloutGroup]:
     return groups
 
 
-def scaled_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float32]:
-    return group_advantages(rewards, scale=True)
+def scaled_advantages(groups: Sequence[RolloutGroup]) -> list[NDArray[np.float32]]:
+    return [group_advantages(group.rewards, scale=True) for group in groups]
 
 
 def check_segment(request_id: str, groups: list[RolloutGroup]) -> None:

@@ -80,6 +80,6 @@ def plain(value: Any) -> Any:
     return repr(value)
 
 
-def grpo(rewards: np.ndarray) -> np.ndarray:
+def grpo(groups: Sequence[RolloutGroup]) -> list[np.ndarray]:
     """Scaled group advantages, as the reward stage computes them."""
-    return group_advantages(rewards, scale=True)
+    return [group_advantages(group.rewards, scale=True) for group in groups]

@@ -121,7 +121,7 @@ def test_a_failing_advantage_function_leaves_the_pool_as_it_was(storage):
     pool = new_pool(storage)
     write_segment(storage, REQUEST, live_groups("a"))
 
-    def broken(rewards):
+    def broken(groups):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
