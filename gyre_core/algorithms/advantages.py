@@ -33,6 +33,17 @@ def group_advantages(rewards: NDArray[np.float64], scale: bool) -> NDArray[np.fl
     return advantages.astype(np.float32)
 
 
+def leave_one_out_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Reward minus the mean of the group's other scored rows, `[group]` in and out.
+
+    It is n / (n - 1) times the reward minus the mean of all n (Ahmadian et al., 'Back to basics: revisiting
+    REINFORCE-style optimization for learning from human feedback', 2024, section 3.2). Rows without a score, equal
+    rewards and a group of one are treated as in `group_advantages`.
+    """
+    scored = np.count_nonzero(~np.isnan(rewards))
+    return group_advantages(rewards, scale=False) * np.float32(scored / max(scored - 1, 1))
+
+
 def are_equal(rewards: NDArray[np.float64]) -> bool:
     """Whether the rewards, `[group]` and not empty, are all equal but for rounding, so that the group has no signal."""
     return bool(np.ptp(rewards) <= _ROUNDING * np.abs(rewards).max())

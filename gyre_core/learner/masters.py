@@ -1,4 +1,4 @@
-"""The float32 master weights of a model, their AdamW moments, and copies of both."""
+"""The float32 masters of the weights that are trained, their AdamW moments, and copies of both."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ class MasterWeights:
     float32. Small updates survive that would be lost below the last place of a bfloat16 weight.
     """
 
-    def __init__(self, model: nn.Module, config: LearningConfig, dtype: torch.dtype) -> None:
-        """Take over the model: its parameters become float32 masters, then are cast to `dtype`."""
-        self._parameters = dict(model.named_parameters())
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], config: LearningConfig, dtype: torch.dtype, of: str
+    ) -> None:
+        """Take over a model's parameters: they become float32 masters, then are cast to `dtype`.
+
+        `of` names the setting that the model comes from, for messages.
+        """
+        self._of = of
+        self._parameters = dict(parameters)
         self._masters: dict[str, nn.Parameter] = {}
         for name, parameter in self._parameters.items():
             parameter.requires_grad_(True)
@@ -105,7 +111,7 @@ class MasterWeights:
         if wrong := sorted(name for name in expected.keys() | given.keys() if expected.get(name) != given.get(name)):
             raise ValueError(
                 f"the learner's state does not fit this model: {wrong[0]} has shape {given.get(wrong[0])}, expected "
-                f"{expected.get(wrong[0])} ({len(wrong)} tensors differ); resume with the run's own models.policy"
+                f"{expected.get(wrong[0])} ({len(wrong)} tensors differ); resume with the run's own {self._of}"
             )
         self._copy_from(tensors, counters["updates"])
 

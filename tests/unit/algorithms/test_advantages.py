@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from gyre_core.algorithms.advantages import group_advantages
+from gyre_core.algorithms.advantages import group_advantages, leave_one_out_advantages
 
 NAN = np.nan
 
@@ -52,3 +52,29 @@ def test_scaled_advantages_have_mean_0_and_deviation_1_and_ignore_shift_and_scal
     np.testing.assert_allclose(group_advantages(3 * rewards + 100, scale=True), result, atol=1e-5)
     order = rng.permutation(len(rewards))
     np.testing.assert_allclose(group_advantages(rewards[order], scale=True), result[order], atol=1e-6)
+
+
+class TestLeaveOneOut:
+    def test_the_others_are_the_baseline(self):
+        """Rewards 1 0 0 2: the others' means are 2/3, 1, 1, 1/3."""
+        result = leave_one_out_advantages(np.array([1.0, 0, 0, 2])).tolist()
+        assert result == pytest.approx([1 / 3, -1, -1, 5 / 3], abs=1e-7)
+
+    def test_a_row_without_score_is_no_ones_baseline(self):
+        assert leave_one_out_advantages(np.array([3.0, NAN, 1.0])).tolist() == [2.0, 0.0, -2.0]
+        assert leave_one_out_advantages(np.array([3.0, NAN])).tolist() == [0.0, 0.0]
+
+    def test_equal_rewards_are_exactly_zero(self):
+        assert leave_one_out_advantages(np.array([0.3, 0.1 + 0.2, 0.3])).tolist() == [0.0] * 3
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_it_is_the_centred_reward_times_n_over_n_minus_1(self, seed):
+        rng = np.random.default_rng(seed)
+        rewards = rng.normal(size=rng.integers(2, 20))
+        count = len(rewards)
+        centred = group_advantages(rewards, scale=False)
+        np.testing.assert_allclose(
+            leave_one_out_advantages(rewards), count / (count - 1) * centred, rtol=1e-5, err_msg=f"seed {seed}"
+        )
+        others = [np.delete(rewards, index).mean() for index in range(count)]
+        np.testing.assert_allclose(leave_one_out_advantages(rewards), rewards - others, atol=1e-6)

@@ -4,8 +4,10 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from gyre_core.config.sections import LearningConfig
+from gyre_core.config.sections import CriticConfig, LearningConfig
+from gyre_core.learner.critic import Critic
 from gyre_core.learner.local import LocalLearner
+from gyre_core.policy.critic import own_value_model, shared_value_model
 from gyre_core.types import Minibatch, PolicyVersion, SamplingParameters, TrainingGroup
 
 VOCABULARY = 23
@@ -54,6 +56,7 @@ def random_groups(seed, count=4, size=4, reference=False, longest=12):
                 completions=completions,
                 behaviour=log_probabilities(completions),
                 reference=log_probabilities(completions) if reference else None,
+                truncated=np.zeros(size, dtype=bool),
                 rewards=np.zeros(size),
                 advantages=rng.normal(size=size).astype(np.float32),
                 version=PolicyVersion(0, 0),
@@ -69,6 +72,22 @@ def make_learner(model=None, *, dtype=torch.float32, sampled=None, **settings):
     return LocalLearner(model, LearningConfig(**settings), sampling=sampled or sampling(), dtype=dtype)
 
 
+def make_ppo_learner(
+    model=None, *, trunk="own", dtype=torch.float32, sampled=None, critic=None, head_seed=0, **settings
+):
+    """A learner with a critic whose head is random, so that values differ; returns both and the value model."""
+    settings = {"max_grad_norm": 1e9, "betas": (0.5, 0.9), "lr": 1e-3} | settings
+    model = toy_model() if model is None else model
+    values = shared_value_model(model) if trunk == "shared" else own_value_model(model, None)
+    generator = torch.Generator().manual_seed(head_seed)
+    for parameter in values.head.parameters():
+        parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
+    learning = LearningConfig(**settings)
+    own = Critic(values, CriticConfig(trunk=trunk, **critic or {}), learning, dtype)
+    learner = LocalLearner(model, learning, sampling=sampled or sampling(), dtype=dtype, critic=own)
+    return learner, values
+
+
 def minibatch(groups, lr=1e-3, kl_coef=0.0):
     return Minibatch(tuple(groups), lr, kl_coef)
 
@@ -79,8 +98,9 @@ def weights(learner):
 
 def first_moments(learner):
     tensors, _ = learner.state()
-    prefix = "first_moment."
-    return {name.removeprefix(prefix): tensor.clone() for name, tensor in tensors.items() if name.startswith(prefix)}
+    return {
+        name.replace("first_moment.", ""): part.clone() for name, part in tensors.items() if "first_moment." in name
+    }
 
 
 def gradient_of(learner, batch, old):

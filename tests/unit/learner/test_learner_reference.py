@@ -65,15 +65,21 @@ class Reference:
             truncated = chosen(truncate(old_logits, self.sampled.top_p, self.sampled.top_k), completion)
             engine = torch.tensor(group.behaviour[index], dtype=torch.float64)
             importance = torch.exp(truncated - engine).clamp(max=config.importance_cap)
-        new = chosen(plain_logits(model, prompt, completion, temperature), completion)
-        ratio, advantage = torch.exp(new - old), float(group.advantages[index])
+            counted = truncated > -torch.inf
+        logits = plain_logits(model, prompt, completion, temperature)
+        new, advantage = chosen(logits, completion), float(group.advantages[index])
+        ratio = torch.exp(new - old)
+        if config.policy_ratio == "sequence" and counted.any():
+            ratio = torch.exp((new - old)[counted].mean()).expand(len(new))
         bounded = torch.clamp(ratio, 1 - config.clip_low, 1 + config.clip_high)
         losses = -importance * torch.minimum(ratio * advantage, bounded * advantage)
         if group.reference is not None:
             difference = new - torch.tensor(group.reference[index], dtype=torch.float64)
             estimators = {"k1": difference, "k2": difference**2 / 2, "k3": torch.exp(-difference) - 1 + difference}
             losses = losses + kl_coef * estimators[config.kl_estimator]
-        return group.weight * losses, truncated > -torch.inf
+        distribution = torch.softmax(logits, -1)
+        losses = losses + config.entropy_coef * (distribution * torch.log(distribution)).sum(-1)
+        return group.weight * losses, counted
 
     def gradient(self, new_state, groups, kl_coef):
         model = double_model(self.model, new_state)
@@ -102,6 +108,8 @@ class Reference:
         ({"loss_aggregation": "sequence", "kl_estimator": "k2"}, {"temperature": 0.7, "top_p": 0.9}, 0.3),
         ({"loss_aggregation": "constant", "kl_estimator": "k1"}, {"temperature": 1.5, "top_k": 18}, 0.1),
         ({"loss_aggregation": "token"}, {"temperature": 0.8, "top_p": 0.95, "top_k": 20}, 0.0),
+        ({"loss_aggregation": "sequence", "policy_ratio": "sequence", "clip_low": 0.05}, {"top_p": 0.9}, 0.0),
+        ({"loss_aggregation": "token", "entropy_coef": 0.2}, {"temperature": 0.7}, 0.3),
     ],
 )
 @pytest.mark.parametrize("budget", [20, 4096])

@@ -8,19 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 import xxhash
-from learner_cases import make_learner, minibatch, random_groups, sampling, toy_model
+from learner_cases import make_learner, make_ppo_learner, minibatch, random_groups, sampling, toy_model
 
 
 def digest_of_updates():
     torch.set_num_threads(1)
     digest = xxhash.xxh3_128()
-    for kind, dtype, sampled in (
-        ("qwen3", torch.float32, sampling()),
-        ("llama", torch.float32, sampling(top_p=0.9)),
-        ("qwen3", torch.bfloat16, sampling()),
-    ):
+    learners = (
+        make_learner(toy_model("qwen3"), tokens_per_micro_batch=128),
+        make_learner(toy_model("llama"), sampled=sampling(top_p=0.9), tokens_per_micro_batch=128),
+        make_learner(toy_model("qwen3"), dtype=torch.bfloat16, tokens_per_micro_batch=128),
+        make_learner(toy_model("qwen3"), policy_ratio="sequence", entropy_coef=0.1, tokens_per_micro_batch=128),
+        make_ppo_learner(toy_model("qwen3"), tokens_per_micro_batch=128)[0],
+        make_ppo_learner(toy_model("llama"), trunk="shared", tokens_per_micro_batch=128)[0],
+    )
+    for learner in learners:
         groups = random_groups(seed=1, count=8)
-        learner = make_learner(toy_model(kind), dtype=dtype, sampled=sampled, tokens_per_micro_batch=128)
         old = learner.begin_step(groups, on_policy=False)
         for start in range(0, 8, 2):
             learner.apply(minibatch(groups[start : start + 2]), old)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from learner_cases import (
     VOCABULARY,
+    assert_close,
     assert_equal,
     gradient_of,
     make_learner,
@@ -47,7 +48,7 @@ class TestOldPolicy:
             part = old.groups[group.group_id]
             np.testing.assert_array_equal(part.log_probabilities, np.concatenate(group.behaviour))
             assert (part.importance == 1.0).all()
-            assert part.supported.all()
+            assert part.trained.all()
         assert old.metrics == {}
 
     @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -70,12 +71,37 @@ class TestOldPolicy:
         groups = random_groups(seed=3)
         groups = with_behaviour(groups, learner.log_probabilities(groups), sampling(**sampled).truncated)
         for part in learner.begin_step(groups, on_policy=False).groups.values():
-            np.testing.assert_allclose(part.importance[part.supported], 1.0, atol=1e-5)
+            np.testing.assert_allclose(part.importance[part.trained], 1.0, atol=1e-5)
 
     def test_truncated_sampling_needs_the_forward_pass_even_on_policy(self):
         groups = random_groups(seed=3)
         old = make_learner(sampled=sampling(top_k=5)).begin_step(groups, on_policy=True)
         assert 0.0 < old.metrics["sampling/masked_share"] < 1.0
+
+    def test_bfloat16_is_corrected_even_on_policy(self):
+        """Generation and the update round differently, so that the engine's log-probabilities are not the learner's."""
+        groups = random_groups(seed=3)
+        learner = make_learner(dtype=torch.bfloat16)
+        old = learner.begin_step(groups, on_policy=True)
+        measured = learner.begin_step(groups, on_policy=False)
+        for name, part in measured.groups.items():
+            np.testing.assert_array_equal(old.groups[name].importance, part.importance)
+        assert old.metrics == measured.metrics != {}
+
+    def test_masked_importance_leaves_out_what_truncated_importance_holds(self):
+        """Weights 0.4, 0.6, 1.9 and 2.1 in turn, with bounds of 0.5 and 2."""
+        learner = make_learner()
+        groups = random_groups(seed=4)
+        exact = learner.log_probabilities(groups).log_probabilities
+        wanted = torch.tensor([0.4, 0.6, 1.9, 2.1]).repeat(len(exact) // 4 + 1)[: len(exact)]
+        groups = with_behaviour(groups, TokenStatistics(exact - wanted.log(), torch.empty(0), None))
+        for mode, kept, capped in (("truncate", wanted > 0, 2.0), ("mask", (wanted > 0.5) & (wanted < 2.0), 1.9)):
+            old = make_learner(importance_mode=mode).begin_step(groups, on_policy=False)
+            trained = np.concatenate([old.groups[g.group_id].trained for g in groups])
+            importance = np.concatenate([old.groups[g.group_id].importance for g in groups])
+            np.testing.assert_array_equal(trained, kept.numpy())
+            np.testing.assert_allclose(importance[trained], wanted[kept].clamp(max=capped), rtol=1e-4)
+            assert old.metrics["sampling/masked_share"] == pytest.approx(1 - float(kept.float().mean()))
 
     def test_a_distant_engine_is_capped_and_reported(self):
         groups = random_groups(seed=4)
@@ -118,7 +144,7 @@ class TestMaskedContent:
             changed = []
             for group in groups:
                 outside = np.split(
-                    ~old.groups[group.group_id].supported, np.cumsum([len(c) for c in group.completions])[:-1]
+                    ~old.groups[group.group_id].trained, np.cumsum([len(c) for c in group.completions])[:-1]
                 )
                 spoilt = tuple(
                     np.where(mask, np.float32(spoil), part) for mask, part in zip(outside, group.reference, strict=True)
@@ -128,13 +154,53 @@ class TestMaskedContent:
 
         assert_equal(gradient(np.nan), gradient(-1.0))
 
+    @pytest.mark.parametrize("on_policy", [True, False])
+    @pytest.mark.parametrize("aggregation", ["token", "sequence"])
+    def test_completions_that_were_cut_off_can_be_left_out(self, aggregation, on_policy):
+        """The gradient is that of the groups without them, whatever was said of them."""
+        groups = random_groups(seed=16)
+        cut = [replace(g, truncated=np.array([False, True, False, True])) for g in groups]
+        spoilt = [
+            replace(
+                g,
+                advantages=np.where(g.truncated, np.float32(np.nan), g.advantages),
+                behaviour=tuple(b * np.nan if t else b for b, t in zip(g.behaviour, g.truncated, strict=True)),
+            )
+            for g in cut
+        ]
+        short = [
+            replace(
+                g,
+                completions=g.completions[::2],
+                behaviour=g.behaviour[::2],
+                advantages=g.advantages[::2],
+                truncated=g.truncated[::2],
+            )
+            for g in cut
+        ]
+
+        def gradient(groups, **settings):
+            learner = make_learner(loss_aggregation=aggregation, **settings)
+            return gradient_of(learner, minibatch(groups), learner.begin_step(groups, on_policy=on_policy))
+
+        actual, metrics = gradient(spoilt, mask_truncated=True)
+        expected, expected_metrics = gradient(short)
+        assert_close(actual, expected, tolerance=1e-5)
+        assert metrics["loss"] == pytest.approx(expected_metrics["loss"], rel=1e-5)
+
+    def test_only_completions_that_were_cut_off_is_nothing_to_train_on(self):
+        groups = [replace(g, truncated=np.ones(4, dtype=bool)) for g in random_groups(seed=17)]
+        learner = make_learner(mask_truncated=True)
+        metrics = learner.apply(minibatch(groups), learner.begin_step(groups, on_policy=True))
+        assert metrics == {"optim/updates": 0.0, "optim/skipped_updates": 1.0}
+
     def test_a_minibatch_without_a_trained_token_is_skipped_and_counted(self):
         learner = make_learner(sampled=sampling(top_k=1))
         groups = random_groups(seed=7, size=2)
         old = learner.begin_step(groups, on_policy=False)
         old = replace(
             old,
-            groups={name: replace(p, supported=np.zeros_like(p.supported)) for name, p in old.groups.items()},
+            groups={name: replace(p, trained=np.zeros_like(p.trained)) for name, p in old.groups.items()},
         )
         before = weights(learner)
         assert learner.apply(minibatch(groups), old) == {"optim/updates": 0.0, "optim/skipped_updates": 1.0}
@@ -284,3 +350,16 @@ def test_reported_kl_is_that_of_the_reference_even_without_a_penalty():
     difference = (scored - reference).double()
     metrics = learner.apply(minibatch(groups), learner.begin_step(groups, on_policy=True))
     assert metrics["kl"] == pytest.approx(float((torch.exp(-difference) - 1 + difference).mean()), rel=1e-5)
+
+
+def test_a_penalty_in_the_reward_is_measured_and_not_in_the_loss():
+    groups = random_groups(seed=18, reference=True)
+    gradients = {}
+    for place, kl_coef in (("reward", 0.3), ("loss", 0.0), ("loss", 0.3)):
+        learner = make_learner(kl_in=place, kl_coef=kl_coef)
+        old = learner.begin_step(groups, on_policy=True)
+        gradients[place, kl_coef], metrics = gradient_of(learner, minibatch(groups, kl_coef=kl_coef), old)
+        assert metrics["kl"] > 0.0
+    assert_equal(gradients["reward", 0.3], gradients["loss", 0.0])
+    embedding = "model.embed_tokens.weight"
+    assert not torch.equal(gradients["loss", 0.3][embedding], gradients["loss", 0.0][embedding])
