@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gyre_core.storage import open_storage
 from gyre_core.types import Rollout, RolloutGroup
 
 
@@ -21,7 +20,12 @@ def write_completions(
     """
     lines = [_to_line(group, rollout, advantages) for group, rollout in select_rollouts(groups, count)]
     if lines:
-        open_storage(folder).replace(f"completions/step-{step:08d}.jsonl", "".join(lines).encode())
+        target = folder / "completions" / f"step-{step:08d}.jsonl"
+        target.parent.mkdir(exist_ok=True)
+        # Whole or not at all for its readers, but not synced: nothing depends on it after a crash.
+        unfinished = target.with_name(f".{target.name}")
+        unfinished.write_text("".join(lines))
+        unfinished.replace(target)
 
 
 def select_rollouts(groups: Sequence[RolloutGroup], count: int) -> list[tuple[RolloutGroup, Rollout]]:

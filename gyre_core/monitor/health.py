@@ -15,6 +15,9 @@ its history as it was, and its rule silent.
 - **reward_up_length_up**: over the last four windows (20 steps at the least), both the reward and the mean length
   rise by the Mann-Kendall test (z of 3 each), and the median length of the last 5 steps is 1.5 times that of the
   run's first 5. A reward that is bought with length is often a hacked one.
+- **constant_reward**: a reward function gave one and the same value to every completion of the run's first
+  `health.window` steps. It teaches nothing, and its weight may hide a mistake, such as a format that the chat template
+  makes impossible.
 - **dead_signal**: every group was without variance for `health.dead_steps` steps in a row.
 - **throughput_drop**: generation stayed below `health.throughput_drop` times its recent median for 3 steps in a row.
 - **reward_failures**: more than 2% of the completions of the last 3 steps failed to be scored.
@@ -30,6 +33,7 @@ that a resumed run judges as the undisturbed one would have.
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +58,7 @@ STREAK_STEPS = 3
 FAILURE_SHARE = 0.02
 DRIFT_NATS = 0.05
 SKIPPED_SHARE = 0.5
+CONSTANT_SPREAD = 1e-9
 
 KL = "kl"
 POLICY_KL = "policy_kl"
@@ -66,6 +71,7 @@ DRIFT = "sampling/sampling_logp_difference/mean"
 LAG = "off_policy/max"
 SKIPPED = "optim/skipped_updates"
 UPDATES = "optim/updates"
+FUNCTION_MEAN = re.compile(r"rewards/([^/]+)/mean")
 WATCHED = (KL, POLICY_KL, REWARD, LENGTH, DEAD_SHARE, THROUGHPUT, FAILURES, DRIFT, SKIPPED, UPDATES)
 
 
@@ -94,6 +100,8 @@ class View:
     config: HealthConfig
     history: Mapping[str, Sequence[float]]
     first_lengths: Sequence[float]
+    constants: Mapping[str, tuple[float, int]]
+    """Reward functions that gave one value so far: the value, and the number of steps."""
     present: Mapping[str, float]
 
     def before(self, name: str) -> list[float]:
@@ -110,6 +118,8 @@ class Alarms:
         kept = max(TREND_WINDOWS * config.window, MIN_TREND_STEPS, config.dead_steps)
         self._history: dict[str, deque[float]] = {name: deque(maxlen=kept) for name in WATCHED}
         self._first_lengths: list[float] = []
+        self._constants: dict[str, tuple[float, int]] = {}
+        self._varied: set[str] = set()
         self._raised: dict[str, Alarm] = {}
         self._last_step = -1
 
@@ -131,7 +141,8 @@ class Alarms:
                 self._history[name].append(metrics[name])
         if len(self._first_lengths) < LENGTH_STEPS and math.isfinite(metrics.get(LENGTH, math.nan)):
             self._first_lengths.append(metrics[LENGTH])
-        view = View(self._config, self._history, self._first_lengths, metrics)
+        self._watch_functions(metrics)
+        view = View(self._config, self._history, self._first_lengths, self._constants, metrics)
         new = [alarm for name in RULES if (alarm := self._judge(name, step, view)) is not None]
         self._raised.update({alarm.name: alarm for alarm in new})
         return new
@@ -142,6 +153,8 @@ class Alarms:
             "last_step": self._last_step,
             "history": {name: list(values) for name, values in self._history.items()},
             "first_lengths": list(self._first_lengths),
+            "constants": {name: list(constant) for name, constant in self._constants.items()},
+            "varied": sorted(self._varied),
             "raised": [[a.name, a.step, a.sentence, a.remedy] for a in self._raised.values()],
         }
 
@@ -152,7 +165,21 @@ class Alarms:
             values.clear()
             values.extend(state["history"].get(name, []))
         self._first_lengths = list(state["first_lengths"])
+        self._constants = {name: (value, steps) for name, (value, steps) in state.get("constants", {}).items()}
+        self._varied = set(state.get("varied", ()))
         self._raised = {fields[0]: Alarm(*fields) for fields in state["raised"]}
+
+    def _watch_functions(self, metrics: Mapping[str, float]) -> None:
+        """Count the steps of the functions that gave one value since the run began."""
+        for match in filter(None, map(FUNCTION_MEAN.fullmatch, metrics)):
+            name, mean = match[1], metrics[match[0]]
+            value, steps = self._constants.pop(name, (mean, 0))
+            reach = CONSTANT_SPREAD * max(1.0, abs(value))
+            same = abs(mean - value) <= reach and metrics.get(f"rewards/{name}/std", 0.0) <= reach
+            if same and name not in self._varied:
+                self._constants[name] = value, steps + 1
+            else:
+                self._varied.add(name)
 
     def _judge(self, name: str, step: int, view: View) -> Alarm | None:
         """The alarm that a rule raises now; clears the rule's earlier one when the fault is gone."""
@@ -213,6 +240,13 @@ def _reward_up_length_up(view: View) -> Finding | None:
         f"tokens (trend z {length_z:.1f}), {growth:.2f} times that of the first steps"
     )
     return Finding(min(reward_z / TREND_Z, length_z / TREND_Z, growth / LENGTH_GROWTH), sentence)
+
+
+def _constant_reward(view: View) -> Finding | None:
+    steps = max((steps for _, steps in view.constants.values()), default=0)
+    named = [f"{name} ({value:.4g})" for name, (value, count) in view.constants.items() if count == steps]
+    sentence = f"one value for every completion of the first {steps} steps: {', '.join(named)}"
+    return Finding(steps / view.config.window, sentence)
 
 
 def _dead_signal(view: View) -> Finding | None:
@@ -278,6 +312,11 @@ RULES: Mapping[str, tuple[Rule, str]] = {
     "reward_up_length_up": (
         _reward_up_length_up,
         "read the sample completions; if they pad, add a length penalty to the reward or raise learning.kl_coef",
+    ),
+    "constant_reward": (
+        _constant_reward,
+        "read the sample completions beside the reward function: can a completion earn anything else? Check what the "
+        "chat template puts before it, the column the function compares with, and rollout.max_tokens",
     ),
     "dead_signal": (
         _dead_signal,

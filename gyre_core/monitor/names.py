@@ -32,9 +32,16 @@ _REWARD = (
     Metric("reward_std", "reward", "Mean over the groups of the standard deviation (n - 1) of their rewards."),
     Metric("rewards/{function}/mean", "reward", "Mean raw value of one reward function, before its weight."),
     Metric("rewards/{function}/std", "reward", "Standard deviation (n - 1) of one reward function's raw values."),
+    Metric("rewards/{function}/failed", "rows", "Rows that a reward function failed on since the step before."),
+    Metric("rewards/{function}/retried", "rows", "Rows that were scored again, evaluations included, as in all three."),
+    Metric("rewards/{function}/timeouts", "calls", "Calls that missed `reward.timeout`; each cost a process its life."),
     Metric("frac_reward_zero_std", "share", "Groups whose rewards are all equal; they carry no signal."),
     Metric("reward/failure_share", "share", "Completions that a reward function failed on, after all retries."),
     Metric("reward/abstained_share", "share", "Completions that every reward function abstained from."),
+    Metric("reward/shaped_mean", "reward", "Mean reward after `reward.shaping`, which the advantages are made of."),
+    Metric("reward/outlier_share", "share", "Completions whose reward was moved by `reward.shaping.clip_deviations`."),
+    Metric("reward/length_penalty", "reward", "Mean of what `reward.shaping` took off for length."),
+    Metric("reward/scale", "factor", "Factor of the dynamic scaling of `reward.shaping.spread_target`."),
 )
 
 _COMPLETIONS = (
@@ -48,7 +55,7 @@ _COMPLETIONS = (
 )
 
 _LEARNING = (
-    Metric("loss", "-", "Mean loss of the step's minibatches."),
+    Metric("loss", "-", "Mean loss of the policy over the step's minibatches."),
     Metric("kl", "nats a token", "Estimated KL divergence of the policy from the reference model."),
     Metric(
         "policy_kl", "nats a token", "Estimated KL divergence (k3) of the policy in training from the step's start."
@@ -64,16 +71,39 @@ _LEARNING = (
     Metric("optim/skipped_updates", "updates", "Minibatches without a single token to learn from; nothing moved."),
     Metric("sampling/importance_sampling_ratio/mean", "ratio", "Mean weight between learner's and engine's policy."),
     Metric("sampling/importance_sampling_ratio/min", "ratio", "Smallest such weight of a token."),
-    Metric("sampling/importance_sampling_ratio/max", "ratio", "Largest such weight of a token, before its cap."),
+    Metric(
+        "sampling/importance_sampling_ratio/max",
+        "ratio",
+        "Largest such weight of a token, before it is capped or left out.",
+    ),
     Metric(
         "sampling/sampling_logp_difference/mean",
         "nats a token",
         "Mean distance between the learner's and the engine's log-probability of the same token, before any update.",
     ),
     Metric("sampling/sampling_logp_difference/max", "nats", "Largest such distance of a token."),
-    Metric("sampling/masked_share", "share", "Tokens left out because they lie outside the learner's own support."),
+    Metric(
+        "sampling/masked_share",
+        "share",
+        "Tokens left out because they lie outside the learner's own support, or with `learning.importance_mode` `mask` "
+        "because their weight is outside its bounds.",
+    ),
     Metric("off_policy/mean", "versions", "Mean number of policy versions between generation and training."),
     Metric("off_policy/max", "versions", "Largest such number in the step."),
+)
+
+_CRITIC = (
+    Metric("critic/value_loss", "reward^2", "Mean loss of the values, clipped: half a squared error."),
+    Metric("critic/clip_ratio", "share", "Tokens whose value is held back by `critic.value_clip`."),
+    Metric("critic/grad_norm", "-", "Mean norm of the critic's gradient before it is scaled down."),
+    Metric("critic/value_mean", "reward", "Mean value of the trained tokens at the start of the step."),
+    Metric("critic/return_mean", "reward", "Mean of what those values should be."),
+    Metric(
+        "critic/explained_variance",
+        "share",
+        "1 - Var(returns - values) / Var(returns) at the start of the step: 1 is a perfect critic, 0 one as good as "
+        "a constant.",
+    ),
 )
 
 _EXPERIENCE = (
@@ -86,6 +116,7 @@ _EXPERIENCE = (
     Metric("experience/stale_share", "share", "Samples in the pool past half of `experience.time_window`."),
     Metric("experience/effective_sampling_rate", "share", "Effective sample size of the draw over its samples."),
     Metric("experience/dead_groups", "groups", "Groups admitted in the step whose rewards are all equal."),
+    Metric("experience/refills", "rounds", "Generations for further prompts in place of groups without a signal."),
     Metric("experience/admitted", "samples", "Samples admitted to the pool in the step."),
     Metric("experience/consumed", "samples", "Samples drawn for training in the step."),
     Metric("experience/reused_share", "share", "Drawn samples that had been trained on before."),
@@ -141,6 +172,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Reward": _REWARD,
     "Completions": _COMPLETIONS,
     "Learning": _LEARNING,
+    "Critic of PPO": _CRITIC,
     "Experience pool": _EXPERIENCE,
     "Performance": _PERFORMANCE,
     "Evaluation": _EVALUATION,

@@ -1,4 +1,4 @@
-"""The built-in reward functions, in TRL's signature.
+"""The built-in reward functions that compare texts, in TRL's signature, and what all built-in ones share.
 
 Both compare a completion with the text of the column `answer`, white space at the ends aside. A row without an
 answer is abstained from. A completion that was cut off by its length, or that is empty, earns 0.
@@ -17,7 +17,7 @@ def exact_match(completions: Completions, answer: Sequence[Any], finish_reasons:
     """1 for the answer itself, else 0."""
     return [
         None if gold is None else float(_matches(text, str(gold).strip()))
-        for text, gold in zip(_final_texts(completions, finish_reasons), answer, strict=True)
+        for text, gold in zip(final_texts(completions, finish_reasons), answer, strict=True)
     ]
 
 
@@ -28,7 +28,7 @@ def partial_match(completions: Completions, answer: Sequence[Any], finish_reason
     """
     return [
         None if gold is None else _partial(text, str(gold).strip())
-        for text, gold in zip(_final_texts(completions, finish_reasons), answer, strict=True)
+        for text, gold in zip(final_texts(completions, finish_reasons), answer, strict=True)
     ]
 
 
@@ -37,7 +37,7 @@ def completion_text(completion: str | list[dict[str, Any]]) -> str:
     return completion if isinstance(completion, str) else str(completion[-1]["content"])
 
 
-def _final_texts(completions: Completions, finish_reasons: Sequence[str]) -> list[str]:
+def final_texts(completions: Completions, finish_reasons: Sequence[str]) -> list[str]:
     """Stripped texts; empty for a completion that did not come to its end."""
     return [
         completion_text(completion).strip() if reason == "stop" else ""

@@ -14,19 +14,23 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gyre_core.rewards import functions
-
 RewardFunction = Callable[..., Any]
 
-BUILT_IN: Mapping[str, RewardFunction] = {
-    "exact_match": functions.exact_match,
-    "partial_match": functions.partial_match,
+BUILT_IN: Mapping[str, str] = {
+    "exact_match": "gyre_core.rewards.functions:exact_match",
+    "partial_match": "gyre_core.rewards.functions:partial_match",
+    "math_answer": "gyre_core.rewards.functions_math:math_answer",
+    "think_format": "gyre_core.rewards.functions_format:think_format",
+    "reasoning_gym": "gyre_core.rewards.functions_gym:score_entries",
 }
-"""Functions that a configuration may name without a module."""
+"""Functions that a configuration may name without a module, and where they are."""
+EXTRA_MODULES = ("math_verify", "reasoning_gym")
+"""Modules of the extra `rewards`, which some built-in functions import."""
 STANDARD_ARGUMENTS = ("prompts", "completions", "completion_ids")
 """What every function is offered, as in TRL."""
-OWN_ARGUMENTS = ("finish_reasons",)
-"""What a function gets only when it asks by name: `stop` or `length` per completion."""
+OWN_ARGUMENTS = ("finish_reasons", "prompt_texts", "step", "version")
+"""What a function gets only when it asks by name: per completion `stop` or `length`, and the prompt's text as the
+model sees it; for the whole call, the training step and the number of the policy version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +41,13 @@ class Signature:
     optional: tuple[str, ...]
     takes_all: bool
 
+    def names(self, argument: str) -> bool:
+        """Whether the function asks for `argument` by name."""
+        return argument in self.required or argument in self.optional
+
     def wants(self, argument: str) -> bool:
-        """Whether the function is given `argument` when there is one."""
-        named = argument in self.required or argument in self.optional
-        return named or (self.takes_all and argument not in OWN_ARGUMENTS)
+        """Whether the function asks for `argument` by name or among all."""
+        return self.takes_all or self.names(argument)
 
 
 def load_function(path: str, base_folder: Path) -> RewardFunction:
@@ -49,9 +56,7 @@ def load_function(path: str, base_folder: Path) -> RewardFunction:
     A relative file is taken from `base_folder`. Raises ValueError when there is no such module, file or function, and
     with the traceback when the module fails as it is imported.
     """
-    if path in BUILT_IN:
-        return BUILT_IN[path]
-    module_name, _, attribute = path.rpartition(":")
+    module_name, _, attribute = BUILT_IN.get(path, path).rpartition(":")
     if not module_name or not attribute:
         raise ValueError(
             f"reward function '{path}': write package.module:function, FILE.py:function, or a built-in "
@@ -94,7 +99,8 @@ def read_signature(path: str, function: RewardFunction) -> Signature:
 def check_columns(signatures: Mapping[str, Signature], columns: Collection[str]) -> None:
     """Raise ValueError when a function requires a column that the data lacks, or a column hides an argument."""
     present = ", ".join(f"'{column}'" for column in columns) or "none"
-    for reserved in STANDARD_ARGUMENTS + OWN_ARGUMENTS:
+    asked = [name for name in OWN_ARGUMENTS if any(signature.names(name) for signature in signatures.values())]
+    for reserved in (*STANDARD_ARGUMENTS, *asked):
         if reserved in columns:
             raise ValueError(
                 f"the data's column '{reserved}' has the name of an argument of rewards; rename the column"
@@ -114,6 +120,11 @@ def _import(path: str, module_name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise ValueError(f"reward function '{path}': there is no module '{error.name}'") from None
+        missing = (error.name or "").partition(".")[0]
+        if path in BUILT_IN and missing in EXTRA_MODULES:
+            raise ValueError(
+                f"reward function '{path}' needs the module {missing}; install it by `pip install 'gyre[rewards]'`"
+            ) from None
         raise _import_failure(path) from None
     except (Exception, SystemExit):  # noqa: BLE001 - a module may raise anything; all of it is shown.
         raise _import_failure(path) from None

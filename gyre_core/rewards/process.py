@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -55,12 +55,13 @@ class _Child:
 class RewardProcess:
     """Runs the functions `name → path` in a process of their own; starts it when needed and again after its death.
 
-    Not for use by two threads at once, but for `close`, which may interrupt a call. The process and what it started
-    die with this one, however it ends.
+    Those named in `verl` are called as verl calls its `compute_score`. Not for use by two threads at once, but for
+    `close`, which may interrupt a call. The process and what it started die with this one, however it ends.
     """
 
-    def __init__(self, functions: Mapping[str, str], base_folder: Path) -> None:
+    def __init__(self, functions: Mapping[str, str], base_folder: Path, verl: Collection[str] = ()) -> None:
         self._functions = dict(functions)
+        self._verl = sorted(verl)
         self._base_folder = base_folder.resolve()
         self._child: _Child | None = None
         self._signatures: dict[str, Signature] = {}
@@ -74,8 +75,11 @@ class RewardProcess:
         """
         self._check_open()
         if self._child is None:
-            request = {"functions": self._functions, "base_folder": str(self._base_folder)}
+            request = {"functions": self._functions, "verl": self._verl, "base_folder": str(self._base_folder)}
             self._child = self._spawn()
+            if self._closed:  # Since the check above, by another thread, which saw no child.
+                self._kill()
+                self._check_open()
             try:
                 reply = self._exchange(request, START_SECONDS)
             except RewardProcessError as error:

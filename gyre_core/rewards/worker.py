@@ -20,6 +20,7 @@ from typing import Any
 from gyre_core.rewards import frames
 from gyre_core.rewards.loader import RewardFunction, load_function, read_signature
 from gyre_core.rewards.values import RewardError, read_values
+from gyre_core.rewards.verl import adapt_compute_score
 
 
 def main(connection_descriptor: int, lifeline_descriptor: int) -> None:
@@ -56,7 +57,8 @@ def _load(connection: socket.socket) -> dict[str, RewardFunction]:
     signatures: dict[str, Mapping[str, Any]] = {}
     try:
         for name, path in request["functions"].items():
-            functions[name] = load_function(path, Path(request["base_folder"]))
+            function = load_function(path, Path(request["base_folder"]))
+            functions[name] = adapt_compute_score(path, function) if name in request["verl"] else function
             signatures[name] = asdict(read_signature(path, functions[name]))
     except ValueError as error:
         frames.send(connection, {"invalid": str(error)})

@@ -203,6 +203,31 @@ def test_minibatches_without_tokens_are_reported_when_they_are_half():
     assert watch(updates(*[(0, 1)] * 10)) == [("skipped_updates", 9)]
 
 
+def parts(name: str, *pairs: tuple[float, float]) -> list[Metrics]:
+    return [{f"rewards/{name}/mean": mean, f"rewards/{name}/std": std} for mean, std in pairs]
+
+
+def test_a_reward_function_with_one_value_from_the_start_is_told():
+    four = HealthConfig(window=4)
+    assert watch(parts("form", *[(0.0, 0.0)] * 6), four) == [("constant_reward", 3)]
+    assert watch(parts("form", *[(0.1, 1e-17)] * 6), four) == [("constant_reward", 3)]
+    assert watch(parts("form", *[(0.0, 0.0)] * 3, (0.2, 0.4), *[(0.0, 0.0)] * 9), four) == []
+    assert watch(parts("form", *[(0.0, 0.0), (1.0, 0.0)] * 5), four) == []
+    late = [{"reward": 0.0}, *parts("form", *[(1.0, 0.0)] * 4)]
+    assert watch(late, four) == [("constant_reward", 4)]
+
+
+def test_a_constant_reward_is_named_and_clears_once_it_varies():
+    alarms = Alarms(HealthConfig(window=2))
+    good = {"rewards/good/mean": 0.5, "rewards/good/std": 0.1}
+    form = {"rewards/form/mean": 0.25, "rewards/form/std": 0.0}
+    assert alarms.observe(0, good | form) == []
+    [alarm] = alarms.observe(1, good | form)
+    assert alarm.sentence == "one value for every completion of the first 2 steps: form (0.25)"
+    alarms.observe(2, good | {"rewards/form/mean": 0.25, "rewards/form/std": 0.01})
+    assert alarms.raised == []
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_value_that_is_not_finite_is_named(value: float):
     [alarm] = Alarms(HealthConfig()).observe(4, {"loss": value, "reward": 1.0, "kl": value})
@@ -233,6 +258,8 @@ def troubled_run() -> list[Metrics]:
     for metrics in steps[46:60]:
         metrics |= {"optim/updates": 2.0, "optim/skipped_updates": 6.0}
     steps[70]["loss"] = math.nan
+    for metrics in steps[:40]:
+        metrics |= {"rewards/format/mean": 0.0, "rewards/format/std": 0.0}
     return steps
 
 

@@ -1,9 +1,18 @@
 """Finding reward functions, and reading what they ask for."""
 
+import sys
+
 import pytest
 
 from gyre_core.rewards.functions import partial_match
-from gyre_core.rewards.loader import Signature, check_columns, load_function, read_signature
+from gyre_core.rewards.loader import (
+    BUILT_IN,
+    OWN_ARGUMENTS,
+    Signature,
+    check_columns,
+    load_function,
+    read_signature,
+)
 
 SOURCE = """
 import neighbour_of_rewards
@@ -80,10 +89,10 @@ def test_signatures():
     assert read_signature("f", named) == Signature(("completions", "answer"), ("tolerance",), takes_all=False)
     assert read_signature("f", everything) == Signature(("completions",), (), takes_all=True)
     assert read_signature("f", everything).wants("answer")
-    assert not read_signature("f", everything).wants("finish_reasons")
+    assert not read_signature("f", everything).names("finish_reasons")
     assert read_signature("f", named).wants("tolerance")
     assert not read_signature("f", named).wants("prompts")
-    assert read_signature("partial_match", partial_match).wants("finish_reasons")
+    assert read_signature("partial_match", partial_match).names("finish_reasons")
 
 
 def test_functions_that_take_no_keywords_are_refused():
@@ -105,7 +114,25 @@ def test_a_missing_column_is_named_beside_those_present():
         check_columns(signatures, [])
 
 
-@pytest.mark.parametrize("column", ["prompts", "completions", "completion_ids", "finish_reasons"])
+@pytest.mark.parametrize("column", ["prompts", "completions", "completion_ids"])
 def test_a_column_must_not_hide_an_argument(column):
     with pytest.raises(ValueError, match=f"column '{column}' has the name of an argument"):
         check_columns({}, ["answer", column])
+
+
+@pytest.mark.parametrize("column", OWN_ARGUMENTS)
+def test_a_column_must_not_hide_an_argument_that_a_function_asks_for(column):
+    asking = Signature(("completions", column), (), takes_all=False)
+    others = Signature(("completions",), (), takes_all=True)
+    check_columns({"f": others}, ["answer", column])
+    with pytest.raises(ValueError, match=f"column '{column}' has the name of an argument"):
+        check_columns({"f": others, "g": asking}, ["answer", column])
+
+
+@pytest.mark.parametrize(("path", "module"), [("math_answer", "math_verify"), ("reasoning_gym", "reasoning_gym")])
+def test_a_built_in_function_without_its_library_names_the_extra(tmp_path, monkeypatch, path, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, f"{module}.factory", raising=False)
+    monkeypatch.delitem(sys.modules, BUILT_IN[path].partition(":")[0], raising=False)
+    with pytest.raises(ValueError, match=rf"'{path}' needs the module {module}.*pip install 'gyre\[rewards\]'"):
+        load_function(path, tmp_path)
