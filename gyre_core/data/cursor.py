@@ -13,6 +13,8 @@ from gyre_core.types import Prompt
 
 _SHUFFLE_STREAM = 1
 """Sets the generator of the shuffles apart from the splits'."""
+_REFILL_STREAM = 4
+"""And that of the refills apart from both, and from the draws'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,19 @@ class PromptCursor:
         for position in range(step * self.batch_size, (step + 1) * self.batch_size):
             epoch, place = divmod(position, len(self.prompts))
             batch.append(self.prompts[self._order(epoch)[place]])
+        return batch
+
+    def refill_for_step(self, step: int, start: int, count: int) -> list[Prompt]:
+        """Further prompts for a step, beside its own: those at places `start` and on of an order of the step's own.
+
+        The order goes through all prompts before any comes again.
+        """
+        assert step >= 0, "steps count from 0"
+        batch: list[Prompt] = []
+        for position in range(start, start + count):
+            cycle, place = divmod(position, len(self.prompts))
+            order = np.random.default_rng([self.seed, _REFILL_STREAM, step, cycle]).permutation(len(self.prompts))
+            batch.append(self.prompts[order[place]])
         return batch
 
     def _order(self, epoch: int) -> Sequence[int] | NDArray[np.int64]:

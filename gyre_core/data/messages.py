@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
-from gyre_core.data.readers import kind_of
+from gyre_core.data.rows import kind_of
 
 PromptValue = str | list[dict[str, Any]]
 
@@ -27,6 +27,32 @@ def read_prompt(value: object) -> PromptValue:
     if isinstance(value, list):
         return _check_messages(cast(list[object], value))
     raise ValueError(f"the prompt is {kind_of(value)}; it must be text or a list of messages")
+
+
+def shape_prompt(prompt: PromptValue, *, system_prompt: str | None, as_chat: bool) -> PromptValue:
+    """The prompt as the policy gets it: messages when it is to be a chat, behind the system message if there is one.
+
+    Text becomes the user's message; without either setting it stays text. Raises ValueError, without the row's place,
+    for a prompt that brings a system message of its own besides `system_prompt`.
+    """
+    if system_prompt is None and not as_chat:
+        return prompt
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if system_prompt is None:
+        return messages
+    if any(message["role"] == "system" for message in messages):
+        raise ValueError("the prompt has a system message of its own; take it out, or leave out data.system_prompt")
+    return [{"role": "system", "content": system_prompt}, *messages]
+
+
+def without_null_keys(value: Any) -> Any:
+    """A JSON value without the keys, at any depth, whose value is null."""
+    if isinstance(value, dict):
+        items = cast(dict[str, Any], value).items()
+        return {key: without_null_keys(item) for key, item in items if item is not None}
+    if isinstance(value, list):
+        return [without_null_keys(item) for item in cast(list[Any], value)]
+    return value
 
 
 def _decode_messages(text: str) -> list[object] | None:
@@ -53,17 +79,8 @@ def _check_messages(items: list[object]) -> list[dict[str, Any]]:
     for number, item in enumerate(items, start=1):
         if not isinstance(item, dict):
             raise ValueError(f"message {number} of the prompt is {kind_of(item)}; it must be an object")
-        message = cast(dict[str, Any], _without_null_keys(cast(dict[str, Any], item)))
+        message = cast(dict[str, Any], without_null_keys(cast(dict[str, Any], item)))
         if not isinstance(message.get("role"), str):
             raise ValueError(f"message {number} of the prompt has no 'role'")
         messages.append(message)
     return messages
-
-
-def _without_null_keys(value: Any) -> Any:
-    if isinstance(value, dict):
-        items = cast(dict[str, Any], value).items()
-        return {key: _without_null_keys(item) for key, item in items if item is not None}
-    if isinstance(value, list):
-        return [_without_null_keys(item) for item in cast(list[Any], value)]
-    return value

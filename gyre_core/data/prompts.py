@@ -6,15 +6,17 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gyre_core.config.sections import DataConfig
-from gyre_core.data.messages import PromptValue, read_prompt
-from gyre_core.data.readers import SourceRow, check_column_types, kind_of, read_rows
+from gyre_core.data.messages import PromptValue, read_prompt, shape_prompt, without_null_keys
+from gyre_core.data.readers import read_rows
+from gyre_core.data.reasoning_gym import PREFIX, read_reasoning_gym
+from gyre_core.data.rows import SourceRow, check_column_types, kind_of
 from gyre_core.types import Prompt, Tokens
 
 ARITHMETIC = "arithmetic"
@@ -29,6 +31,8 @@ Render = Callable[[PromptValue], tuple[str, Tokens]]
 
 _SPLIT_STREAM = 2
 """Sets the generator of the splits apart from the cursor's."""
+_TASK_STREAM = 5
+"""And that of the tasks' seeds apart from all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +80,10 @@ def load_prompts(config: DataConfig, seed: int) -> PromptSplits:
 
     Raises ValueError for unreadable data, naming file and line, and for too few rows to split.
     """
-    rows = arithmetic_rows(seed) if config.path == ARITHMETIC else read_prompts(config, config.path, "data.path")
+    rows = arithmetic_rows(seed) if config.path == ARITHMETIC else _read_training(config, seed)
     if config.evaluation_path is not None:
-        evaluation = read_prompts(config, config.evaluation_path, "data.evaluation_path")
-    elif config.path == ARITHMETIC:
+        evaluation = _read_evaluation(config, config.evaluation_path, seed)
+    elif config.path == ARITHMETIC or config.path.startswith(PREFIX):
         evaluation, rows = rows[: config.evaluation_size], rows[config.evaluation_size :]
     else:
         evaluation, rows = _hold_out(rows, config, seed)
@@ -97,16 +101,16 @@ def load_prompts(config: DataConfig, seed: int) -> PromptSplits:
     if not training:
         raise ValueError(f"data.path: every prompt of {config.path} is held out for evaluation; none is left to train")
     duplicates = len(training) - len({(_canonical(row.prompt), _content(row.columns)) for row in training})
+    training, evaluation, warm_start = (_shaped(rows, config) for rows in (training, evaluation, warm_start))
     return PromptSplits(tuple(training), tuple(evaluation), tuple(warm_start), duplicates, overlapping)
 
 
-def read_prompts(config: DataConfig, path: str, key: str) -> list[PromptRow]:
-    """The prompts of a file or folder, in its order; `key` is the setting that holds `path`.
+def read_prompts(config: DataConfig, rows: Sequence[SourceRow], path: str, key: str) -> list[PromptRow]:
+    """The prompts of the rows of `path`, in their order; `key` is the setting that holds `path`.
 
     A row's id is its `id` column (text or integer), or a digest of its content, which does not change when rows
     move. Rows of equal text and different columns are different prompts. Raises ValueError naming file and line.
     """
-    rows = read_rows(Path(path), key)
     columns = list(rows[0].values)
     if config.prompt_column not in columns:
         raise ValueError(
@@ -161,6 +165,46 @@ def tokenize(rows: Sequence[PromptRow], render: Render, max_prompt_tokens: int) 
     return PromptSet(tuple(prompts), len(rows) - len(prompts))
 
 
+def _read_training(config: DataConfig, seed: int) -> list[PromptRow]:
+    """The rows of `data.path`; those of a task are the held-out ones first, then `data.size` others."""
+    if config.path.startswith(PREFIX):
+        held_out = 0 if config.evaluation_path else config.evaluation_size
+        rows = _task_rows(config, config.path, held_out + config.size, [seed, _TASK_STREAM, 0])
+    else:
+        rows = read_rows(Path(config.path), "data.path")
+    return read_prompts(config, rows, config.path, "data.path")
+
+
+def _read_evaluation(config: DataConfig, path: str, seed: int) -> list[PromptRow]:
+    """The rows of `data.evaluation_path`; of a task, `data.evaluation_size` of them."""
+    key = "data.evaluation_path"
+    if not path.startswith(PREFIX):
+        return read_prompts(config, read_rows(Path(path), key), path, key)
+    if not config.evaluation_size:
+        raise ValueError(f"{key}: no prompt is to be made of {path}; raise data.evaluation_size")
+    # Another seed, for the task may be the one that is trained on.
+    rows = _task_rows(config, path, config.evaluation_size, [seed, _TASK_STREAM, 1])
+    return read_prompts(config, rows, path, key)
+
+
+def _task_rows(config: DataConfig, path: str, size: int, stream: list[int]) -> list[SourceRow]:
+    """Rows of a reasoning-gym task, whose entry i is a function of the task's seed + i: seeds must lie far apart."""
+    task_seed = int(np.random.default_rng(stream).integers(2**31))
+    return read_reasoning_gym(path.removeprefix(PREFIX), config.parameters, size, task_seed)
+
+
+def _shaped(rows: Sequence[PromptRow], config: DataConfig) -> list[PromptRow]:
+    """The rows with their prompts as `data.system_prompt` and `data.as_chat` want them."""
+    shaped: list[PromptRow] = []
+    for row in rows:
+        try:
+            prompt = shape_prompt(row.prompt, system_prompt=config.system_prompt, as_chat=config.as_chat)
+        except ValueError as error:
+            raise ValueError(f"{row.source}: {error}") from None
+        shaped.append(replace(row, prompt=prompt))
+    return shaped
+
+
 def _hold_out(rows: list[PromptRow], config: DataConfig, seed: int) -> tuple[list[PromptRow], list[PromptRow]]:
     """(held-out rows, the others), each in the order of the data."""
     size = config.evaluation_size
@@ -187,7 +231,7 @@ def _prompt_id(row: SourceRow, prompt: PromptValue, columns: Mapping[str, Any], 
 
 
 def _content(columns: Mapping[str, Any]) -> str:
-    return _canonical({key: value for key, value in columns.items() if key != ID_COLUMN and value is not None})
+    return _canonical(without_null_keys({key: value for key, value in columns.items() if key != ID_COLUMN}))
 
 
 def _canonical(value: object) -> str:

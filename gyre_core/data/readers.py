@@ -1,88 +1,37 @@
-"""Rows of a data set as they lie in files; one reader per kind of file."""
+"""Rows of a data set from a file or folder: picks the reader by the kind of path."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
 
+from gyre_core.data.jsonl import read_jsonl
+from gyre_core.data.parquet import read_parquet
+from gyre_core.data.rows import SourceRow
+from gyre_core.data.saved_dataset import is_saved_dataset, read_saved_dataset
 
-@dataclass(frozen=True, slots=True)
-class SourceRow:
-    """One row, and `source`, the place it came from (`FILE:LINE`), for error messages."""
-
-    source: str
-    values: dict[str, Any]
-
-
-def read_jsonl(path: Path) -> Iterator[SourceRow]:
-    """The objects of a JSON Lines file (UTF-8, one a line; blank lines are skipped).
-
-    Raises ValueError with file and line for a line that is not a JSON object.
-    """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            source = f"{path}:{number}"
-            try:
-                text = line.decode("utf-8-sig").strip()
-                if not text:
-                    continue
-                values = json.loads(text)
-            except ValueError as error:
-                raise ValueError(f"{source}: not a line of JSON ({error}); write one JSON object per line") from None
-            if not isinstance(values, dict):
-                raise ValueError(f"{source}: holds {kind_of(values)}; write one JSON object per line")
-            yield SourceRow(source, cast(dict[str, Any], values))
-
-
-READERS: dict[str, Callable[[Path], Iterator[SourceRow]]] = {".jsonl": read_jsonl}
+READERS: dict[str, Callable[[Path], Iterator[SourceRow]]] = {".jsonl": read_jsonl, ".parquet": read_parquet}
 """File name suffix → reader."""
+_SPLIT = re.compile(r"(train|validation|valid|val|dev|test)(?![a-z])", re.IGNORECASE)
+"""The beginning of a file's name that says which split it holds."""
 
 
 def read_rows(path: Path, key: str) -> list[SourceRow]:
-    """All rows of a file, or of a folder's files in the order of their names, with one schema.
+    """All rows of a file, of a saved data set, or of a folder's files in the order of their names, with one schema.
 
     Every row gets every column: one that a row lacks is null there. `key` is the setting that holds the path.
-    Raises ValueError when there is nothing to read, for a kind of file that has no reader, and for a column
-    that changes its type.
+    Raises ValueError when there is nothing to read, for a kind of file that has no reader, and for a folder of files
+    of several splits.
     """
-    rows = [row for file in _files(path, key) for row in READERS[file.suffix](file)]
+    if path.is_dir() and is_saved_dataset(path):
+        rows = list(read_saved_dataset(path))
+    else:
+        rows = [row for file in _files(path, key) for row in READERS[file.suffix](file)]
     if not rows:
         raise ValueError(f"{key}: {path} holds no rows")
     columns = list(dict.fromkeys(column for row in rows for column in row.values))
     return [SourceRow(row.source, {column: row.values.get(column) for column in columns}) for row in rows]
-
-
-def check_column_types(rows: Sequence[SourceRow], columns: Sequence[str]) -> None:
-    """Raise ValueError, naming two rows, for a column whose values are not all null or of one type."""
-    for column in columns:
-        first: tuple[str, str] | None = None
-        for row in rows:
-            kind = kind_of(row.values[column])
-            if kind == "null":
-                continue
-            if first is None:
-                first = kind, row.source
-            elif kind != first[0]:
-                raise ValueError(
-                    f"{row.source}: column '{column}' holds {kind}, but {first[0]} at {first[1]}; "
-                    "write all its values as one type"
-                )
-
-
-def kind_of(value: object) -> str:
-    """The JSON type of a value, in words."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, (int, float)):
-        return "a number"
-    if isinstance(value, str):
-        return "text"
-    return "a list" if isinstance(value, list) else "an object"
 
 
 def _files(path: Path, key: str) -> list[Path]:
@@ -90,7 +39,10 @@ def _files(path: Path, key: str) -> list[Path]:
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in READERS)
         if not files:
-            raise ValueError(f"{key}: the folder {path} holds no data file ({kinds})")
+            raise ValueError(f"{key}: the folder {path} holds no data file ({kinds}) and no saved data set")
+        splits = sorted({match[1].lower() for file in files if (match := _SPLIT.match(file.name))})
+        if len(splits) > 1:
+            raise ValueError(f"{key}: the folder {path} holds files of the splits {', '.join(splits)}; name one file")
         return files
     if not path.is_file():
         raise ValueError(f"{key}: there is no file or folder {path}")

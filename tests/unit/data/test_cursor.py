@@ -57,3 +57,13 @@ def test_a_batch_larger_than_the_data_repeats_it():
 def test_seeds_give_different_orders():
     orders = {tuple(ids(PromptCursor(prompts(30), 30, seed), [0])) for seed in range(20)}
     assert len(orders) == 20
+
+
+def test_refills_are_further_prompts_in_an_order_of_the_step():
+    cursor = PromptCursor(prompts(7), batch_size=3, seed=5)
+    ids = [prompt.prompt_id for prompt in cursor.refill_for_step(2, 0, 14)]
+    assert sorted(ids[:7]) == sorted(ids[7:]) == sorted(prompt.prompt_id for prompt in cursor.prompts)
+    assert ids[:7] != ids[7:]
+    parts = [*cursor.refill_for_step(2, 0, 4), *cursor.refill_for_step(2, 4, 10)]
+    assert [prompt.prompt_id for prompt in parts] == ids
+    assert ids != [prompt.prompt_id for prompt in cursor.refill_for_step(3, 0, 14)]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gyre_core.data.messages import read_prompt
+from gyre_core.data.messages import read_prompt, shape_prompt
 
 MESSAGES = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"}]
 
@@ -52,3 +52,17 @@ def test_null_keys_are_removed_at_every_depth():
 def test_other_shapes_are_refused_by_type(value, message):
     with pytest.raises(ValueError, match=message):
         read_prompt(value)
+
+
+def test_shapes_of_a_chat():
+    text, question = "1+1?", [{"role": "user", "content": "1+1?"}]
+    system = {"role": "system", "content": "Add."}
+    assert shape_prompt(text, system_prompt=None, as_chat=False) == text
+    assert shape_prompt(text, system_prompt=None, as_chat=True) == question
+    assert shape_prompt(question, system_prompt=None, as_chat=True) == question
+    for as_chat in (False, True):
+        for prompt in (text, question):
+            assert shape_prompt(prompt, system_prompt="Add.", as_chat=as_chat) == [system, *question]
+    with pytest.raises(ValueError, match=r"a system message of its own; .* data\.system_prompt"):
+        shape_prompt(MESSAGES, system_prompt="Add.", as_chat=False)
+    assert shape_prompt(MESSAGES, system_prompt=None, as_chat=True) == MESSAGES

@@ -184,3 +184,51 @@ def test_a_prompt_that_cannot_be_rendered_is_named(tmp_path):
     training = load_prompts(DataConfig(path=write(tmp_path / "d.jsonl", sums(1)), evaluation_size=0), seed=0).training
     with pytest.raises(ValueError, match=r"d\.jsonl:1: the model has no chat template"):
         tokenize(training, fail, max_prompt_tokens=4)
+
+
+def test_a_system_prompt_goes_before_every_prompt_and_changes_no_id(tmp_path):
+    path = write(tmp_path / "data.jsonl", [*sums(3), {"prompt": [{"role": "user", "content": "hello"}]}])
+    plain = load_prompts(DataConfig(path=path, evaluation_size=1), seed=0)
+    chats = load_prompts(DataConfig(path=path, evaluation_size=1, system_prompt="Be brief."), seed=0)
+    system = {"role": "system", "content": "Be brief."}
+    for before, after in zip(plain.training + plain.evaluation, chats.training + chats.evaluation, strict=True):
+        messages = [{"role": "user", "content": before.prompt}] if isinstance(before.prompt, str) else before.prompt
+        assert after.prompt == [system, *messages]
+        assert (after.prompt_id, after.columns) == (before.prompt_id, before.columns)
+    (tmp_path / "own.jsonl").write_text('{"prompt": [{"role": "system", "content": "Mine."}]}\n')
+    config = DataConfig(path=str(tmp_path / "own.jsonl"), evaluation_size=0, system_prompt="Be brief.")
+    with pytest.raises(ValueError, match=r"own\.jsonl:1: the prompt has a system message of its own"):
+        load_prompts(config, seed=0)
+
+
+@pytest.fixture
+def task():
+    pytest.importorskip("reasoning_gym")
+    return {"path": "reasoning_gym:chain_sum", "parameters": {"min_terms": 2, "max_terms": 3}}
+
+
+def test_a_task_gives_training_and_held_out_prompts_of_its_own(task):
+    config = DataConfig(**task, size=30, evaluation_size=10)
+    splits = load_prompts(config, seed=1)
+    assert load_prompts(config, seed=1) == splits
+    training, evaluation = ({row.prompt for row in rows} for rows in (splits.training, splits.evaluation))
+    assert not training & evaluation
+    assert (len(splits.training) + splits.overlapping, len(splits.evaluation)) == (30, 10)
+    assert splits.columns == ("answer", "metadata")
+    assert {row.columns["metadata"]["source_dataset"] for row in splits.training} == {"chain_sum"}
+    other = load_prompts(config, seed=2)
+    # Entry i is a function of seed + i, so that neighbouring seeds would share nearly all.
+    assert len({row.prompt for row in other.training} & training) < 5
+    more = load_prompts(DataConfig(**task, size=60, evaluation_size=10), seed=1)
+    assert more.evaluation == splits.evaluation
+    assert more.training[: len(splits.training)] == splits.training
+
+
+def test_a_task_may_hold_out_another_and_the_same(task):
+    config = DataConfig(**task, size=20, evaluation_size=7, evaluation_path="reasoning_gym:chain_sum")
+    splits = load_prompts(config, seed=1)
+    assert len(splits.evaluation) == 7
+    assert len(splits.training) + splits.overlapping == 20
+    assert splits.overlapping < 5
+    with pytest.raises(ValueError, match=r"data\.evaluation_path: .* raise data\.evaluation_size"):
+        load_prompts(config.model_copy(update={"evaluation_size": 0}), seed=1)

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gyre_core.data.readers import check_column_types, read_jsonl, read_rows
+from gyre_core.data.jsonl import read_jsonl
+from gyre_core.data.readers import read_rows
+from gyre_core.data.rows import check_column_types
 
 
 def write(path: Path, *rows: object) -> Path:
