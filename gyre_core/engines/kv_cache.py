@@ -9,7 +9,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 KeysValues = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer, `[rows, heads, slots, head_size]`."""
-_CHUNK = 64
+_CHUNK = 16
 """Slots grow by multiples of this."""
 
 

@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -35,9 +36,19 @@ class TokenStatistics:
     log_probabilities: torch.Tensor
     """Under the whole vocabulary."""
     entropy: torch.Tensor
-    """Of the untruncated distribution, in nats; without gradient."""
+    """Of the untruncated distribution, in nats."""
     truncated: torch.Tensor | None
     """Under top-p and top-k, -inf outside them; None where sampling is not truncated."""
+
+
+def predicting_states(model: PreTrainedModel, micro_batch: MicroBatch) -> torch.Tensor:
+    """Run the model over a micro-batch; the last hidden states that predict its tokens, `[tokens, hidden]`.
+
+    They are in the order of `micro_batch.places`. Raises ValueError for a sequence beyond a sliding attention window.
+    """
+    states = _hidden_states(model, micro_batch).flatten(0, 1)
+    # An embedding look-up gathers rows like indexing does, and its gradient adds up in a fixed order.
+    return torch.nn.functional.embedding(torch.from_numpy(micro_batch.sources).to(model.device), states)
 
 
 def packed_statistics(
@@ -45,18 +56,32 @@ def packed_statistics(
 ) -> TokenStatistics:
     """Run the model over a micro-batch and score its predicted tokens, in the order of `micro_batch.places`.
 
-    Logits are made for predicted tokens alone, chunk by chunk, and recomputed in the backward pass when there is
-    more than one chunk, so that peak memory follows the chunk. `truncated` asks for the truncated log-probabilities
-    of `sampling` as well. Raises ValueError for a sequence beyond a sliding attention window.
+    `truncated` asks for the truncated log-probabilities of `sampling` as well. Raises ValueError for a sequence
+    beyond a sliding attention window.
     """
-    device = model.device
-    states = _hidden_states(model, micro_batch).flatten(0, 1)
-    # An embedding look-up gathers rows like indexing does, and its gradient adds up in a fixed order.
-    states = torch.nn.functional.embedding(torch.from_numpy(micro_batch.sources).to(device), states)
-    targets = torch.from_numpy(micro_batch.targets).to(device)
+    return token_statistics(
+        model, predicting_states(model, micro_batch), micro_batch.targets, sampling, truncated=truncated
+    )
+
+
+def token_statistics(
+    model: CausalLM,
+    states: torch.Tensor,
+    token_ids: NDArray[np.int64],
+    sampling: SamplingParameters,
+    *,
+    truncated: bool = False,
+    entropy_gradient: bool = False,
+) -> TokenStatistics:
+    """Score `token_ids`, `[tokens]`, by the hidden states that predict them, `[tokens, hidden]`.
+
+    Logits are made chunk by chunk, and recomputed in the backward pass when there is more than one chunk, so that
+    peak memory follows the chunk. Without `entropy_gradient` the entropy has none.
+    """
+    targets = torch.from_numpy(token_ids).to(model.device)
     head = model.get_output_embeddings()
     assert head is not None, "a causal language model has a head"
-    score = partial(_score_chunk, head, sampling, truncated)
+    score = partial(_score_chunk, head, sampling, truncated, entropy_gradient)
     chunk = max(_CHUNK_ELEMENTS // model.config.get_text_config().vocab_size, 1)
     if len(targets) <= chunk:
         return score(states, targets)
@@ -103,11 +128,7 @@ def check_packed_forward(model: CausalLM) -> None:
     Compares two short completions packed behind one prompt with a plain forward pass of each. It finds models whose
     logits are more than a linear layer, whose positions do not follow `position_ids`, and active dropout.
     """
-    vocabulary = model.config.get_text_config().vocab_size
-    prompt = np.arange(1, 5, dtype=np.int32) % vocabulary
-    completions = [np.arange(5, 8, dtype=np.int32) % vocabulary, np.arange(8, 14, dtype=np.int32) % vocabulary]
-    # A hidden size this large makes any split of the two completions dearer than one row.
-    (micro_batch,) = plan_micro_batches([(prompt, completions)], budget=64, hidden_size=1024)
+    prompt, completions, micro_batch = _packed_probe(model)
     expected: list[torch.Tensor] = []
     with torch.no_grad():
         packed = packed_statistics(model, micro_batch, SamplingParameters(samples=2, max_tokens=6))
@@ -122,6 +143,24 @@ def check_packed_forward(model: CausalLM) -> None:
         raise ValueError(
             f"{type(model).__name__} cannot be trained with completions packed behind their prompt: its "
             f"log-probabilities differ by {difference:.3g} from those of a plain forward pass; choose another model"
+        )
+
+
+@torch.no_grad()
+def check_packed_states(trunk: PreTrainedModel) -> None:
+    """Raise ValueError unless rows that share a prompt give this base model's own hidden states."""
+    prompt, completions, micro_batch = _packed_probe(trunk)
+    expected: list[torch.Tensor] = []
+    for completion in completions:
+        token_ids = torch.from_numpy(np.concatenate([prompt, completion])).long()[None].to(trunk.device)
+        states = trunk.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
+        expected.append(states[0, len(prompt) - 1 : -1].float())
+    order = torch.from_numpy(np.argsort(micro_batch.places)).to(trunk.device)
+    difference = float((predicting_states(trunk, micro_batch)[order].float() - torch.cat(expected)).abs().max())
+    if not difference <= _PROBE_TOLERANCE[trunk.dtype]:
+        raise ValueError(
+            f"{type(trunk).__name__} cannot be trained with completions packed behind their prompt: its hidden states "
+            f"differ by {difference:.3g} from those of a plain forward pass; choose another model"
         )
 
 
@@ -167,12 +206,22 @@ class ReferenceModel:
         return scored
 
 
-def _hidden_states(model: CausalLM, micro_batch: MicroBatch) -> torch.Tensor:
+def _packed_probe(model: PreTrainedModel) -> tuple[Tokens, list[Tokens], MicroBatch]:
+    """A prompt, two short completions, and both packed behind it in one row."""
+    vocabulary = model.config.get_text_config().vocab_size
+    prompt = np.arange(1, 5, dtype=np.int32) % vocabulary
+    completions = [np.arange(5, 8, dtype=np.int32) % vocabulary, np.arange(8, 14, dtype=np.int32) % vocabulary]
+    # A hidden size this large makes any split of the two completions dearer than one row.
+    (micro_batch,) = plan_micro_batches([(prompt, completions)], budget=64, hidden_size=1024)
+    return prompt, completions, micro_batch
+
+
+def _hidden_states(model: PreTrainedModel, micro_batch: MicroBatch) -> torch.Tensor:
     """Last hidden states, `[rows, time, hidden]`."""
     window = getattr(model.config.get_text_config(), "sliding_window", None)
     if window is not None and micro_batch.positions.max() >= window:
         raise ValueError(
-            f"a sequence of {micro_batch.positions.max() + 1} tokens exceeds the model's attention window of {window}; "
+            f"a sequence of {micro_batch.positions.max() + 2} tokens exceeds the model's attention window of {window}; "
             "lower rollout.max_tokens or data.max_prompt_tokens"
         )
     output = model.base_model(
@@ -203,16 +252,18 @@ def _score_chunk(
     head: torch.nn.Module,
     sampling: SamplingParameters,
     truncated: bool,
+    entropy_gradient: bool,
     states: torch.Tensor,
     targets: torch.Tensor,
 ) -> TokenStatistics:
     logits = head(states).float() / sampling.temperature
     normaliser = logits.logsumexp(dim=-1)
     log_probabilities = logits.gather(-1, targets[:, None])[:, 0] - normaliser
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = normaliser - (logits.softmax(dim=-1) * logits).sum(dim=-1)
-        if not truncated:
-            return TokenStatistics(log_probabilities, entropy, None)
+    if not truncated:
+        return TokenStatistics(log_probabilities, entropy, None)
+    with torch.no_grad():
         # The logits are scaled already.
         remaining = truncated_log_probabilities(logits, 1.0, sampling.top_p, sampling.top_k)
         return TokenStatistics(log_probabilities, entropy, remaining.gather(-1, targets[:, None])[:, 0])

@@ -20,7 +20,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from gyre_core.config.sections import ModelsConfig, TinyModelConfig
+from gyre_core.config.sections import LoRAConfig, ModelsConfig, TinyModelConfig
+from gyre_core.policy.lora import adapter_elements
 from gyre_core.policy.tiny import tiny_config, tiny_model, tiny_tokenizer
 from gyre_core.policy.tokens import SpecialTokens, special_tokens
 from gyre_core.storage import system_errors
@@ -29,6 +30,8 @@ transformers_logging.disable_progress_bar()  # Local files load at once, and the
 
 TINY = "tiny-qwen3"
 """The name under which a policy is made on the spot."""
+_SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+"""Settings of Gemma 2 and its like that bound logits by a tanh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class PolicySummary:
     architecture: str
     parameters: int
     """Elements of the distinct weight tensors: tied ones count once."""
+    trained: int
+    """Elements that training moves: those of the adapters where there are some, else all."""
     dtype: str
     """Type in which the weights are stored."""
     vocabulary: int
@@ -74,7 +79,7 @@ def load_policy(models: ModelsConfig, seed: int) -> Policy:
     if models.policy == TINY:
         model, tokenizer = without_dropout(tiny_model(models.tiny, seed)), tiny_tokenizer()
     else:
-        model, tokenizer = load_model(models.policy, torch.float32), _load_tokenizer(models.policy)
+        model, tokenizer = load_model(models.policy, torch.float32), load_tokenizer(models.policy)
     torch.nn.Module.to(model, device)
     return _policy(model, tokenizer)
 
@@ -111,10 +116,12 @@ def copy_policy(policy: Policy, dtype: torch.dtype) -> Policy:
 
     Only weights are cast. Buffers, such as the frequencies of rotary positions, keep the precision they were made in.
     """
-    model = copy.deepcopy(policy.model).requires_grad_(False)
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
-    return replace(policy, model=model)
+    # Cast one by one, so that no copy in the old type is made on the way.
+    cast_ones: dict[int, Any] = {
+        id(parameter): torch.nn.Parameter(parameter.detach().to(dtype, copy=True), requires_grad=False)
+        for parameter in policy.model.parameters()
+    }
+    return replace(policy, model=copy.deepcopy(policy.model, cast_ones))
 
 
 def copy_weights(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
@@ -151,20 +158,23 @@ def save_policy(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedToken
     tokenizer.save_pretrained(folder)
 
 
-def inspect_policy(source: str, tiny: TinyModelConfig | None = None) -> PolicySummary:
+def inspect_policy(source: str, tiny: TinyModelConfig | None = None, lora: LoRAConfig | None = None) -> PolicySummary:
     """What the policy `source` is like, from its configuration alone: no weight is read or made.
 
-    `tiny` is the shape of `tiny-qwen3`. Raises ValueError like `load_policy`.
+    `tiny` is the shape of `tiny-qwen3`, and `lora` the adapters that it is to get. Raises ValueError like
+    `load_policy`, and for adapters that it cannot have.
     """
     config = tiny_config(tiny or TinyModelConfig()) if source == TINY else _read_config(source)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     head_size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return PolicySummary(
         architecture=type(model).__name__,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=parameters,
+        trained=adapter_elements(model, lora) if lora is not None and lora.rank else parameters,
         dtype=str(config.dtype or torch.float32).removeprefix("torch."),
         vocabulary=config.vocab_size,
         max_positions=config.max_position_embeddings,
@@ -207,6 +217,12 @@ def _read_config(source: str | Path) -> PreTrainedConfig:
     named = config.architectures or []
     if kind is None or (named and kind.__name__ not in named):
         raise ValueError(f"model folder {source} holds {', '.join(named) or config.model_type}, not a causal LM")
+    capped = [name for name in _SOFT_CAPS if getattr(config.get_text_config(), name, None) is not None]
+    if capped:
+        raise ValueError(
+            f"model folder {source}: {config.model_type} caps its logits softly ({', '.join(capped)}), which the "
+            "engine's attention and the chunked scoring leave out; choose another, such as Gemma 3"
+        )
     if getattr(config, "max_position_embeddings", None) is None:
         raise ValueError(
             f"model folder {source}: {config.model_type} states no max_position_embeddings; choose another"
@@ -214,7 +230,8 @@ def _read_config(source: str | Path) -> PreTrainedConfig:
     return config
 
 
-def _load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a local folder; raises ValueError for one that is missing or has no vocabulary."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
     except (ValueError, OSError, KeyError) as error:

@@ -2,7 +2,8 @@
 
 A row is one prompt followed by some of its completions. Each completion attends to the prompt and to itself, and its
 positions go on from the prompt's end, so the row gives what each completion would give behind its own copy of the
-prompt. Rows of similar length are padded together into micro-batches.
+prompt. A completion's last token is predicted but predicts nothing, and is left out. Rows of similar length are padded
+together into micro-batches.
 
 Tokens are counted `flat` throughout: the completion tokens of all groups, one after the other in the order given.
 """
@@ -115,13 +116,14 @@ def _plan_rows(groups: Sequence[PromptCompletions], budget: int, hidden_size: in
         capacity = row_capacity(len(prompt), hidden_size, budget)
         bins: list[tuple[int, list[tuple[Tokens, int]]]] = []
         for item in sorted(items, key=lambda item: -len(item[0])):
-            size = len(item[0])
+            size = len(item[0]) - 1
             fitting = next((index for index, (filled, _) in enumerate(bins) if filled + size <= capacity), None)
             if fitting is None:
                 bins.append((size, [item]))
             else:
                 filled, content = bins[fitting]
-                bins[fitting] = (filled + size, [*content, item])
+                content.append(item)
+                bins[fitting] = (filled + size, content)
         rows.extend(_Row(prompt, tuple(content), len(prompt) + filled) for filled, content in bins)
     return rows
 
@@ -131,29 +133,28 @@ def _build(rows: Sequence[_Row], trained: NDArray[np.bool_] | None) -> MicroBatc
     token_ids = np.zeros((len(rows), width), dtype=np.int64)
     positions = np.tile(np.arange(width), (len(rows), 1))
     segments = np.full((len(rows), width), PADDING, dtype=np.int32)
-    sources: list[NDArray[np.int64]] = []
-    places: list[NDArray[np.int64]] = []
+    places: list[tuple[int, ...]] = []
     for index, row in enumerate(rows):
-        last = end = len(row.prompt)
+        end = len(row.prompt)
         token_ids[index, :end] = row.prompt
         segments[index, :end] = 0
         for number, (completion, place) in enumerate(row.completions, start=1):
-            start, end = end, end + len(completion)
-            token_ids[index, start:end] = completion
-            segments[index, start:end] = number
-            positions[index, start:end] = np.arange(last, last + len(completion))
-            source = np.arange(start - 1, end - 1) + index * width
-            source[0] = last - 1 + index * width  # the first token is predicted at the prompt's end
-            sources.append(source)
-            places.append(np.arange(place, place + len(completion)))
-    flat = np.concatenate(places)
+            places.append((index * width, len(row.prompt), end, number, place))
+            end += len(completion) - 1
+    completions = [completion for row in rows for completion, _ in row.completions]
+    lengths = np.array([len(completion) for completion in completions])
+    targets = np.concatenate(completions).astype(np.int64)
+    # Of each completion token: its index in its completion, and that completion's numbers.
+    index = np.arange(len(targets)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    offsets, prompt_lengths, starts, numbers, firsts = np.repeat(np.array(places), lengths, axis=0).T
+    # The last token is predicted and predicts nothing, so it has no slot.
+    fed = index < np.repeat(lengths, lengths) - 1
+    slots = (offsets + starts + index)[fed]
+    token_ids.flat[slots] = targets[fed]
+    segments.flat[slots] = numbers[fed]
+    positions.flat[slots] = (prompt_lengths + index)[fed]
+    # The first token is predicted at the prompt's end.
+    sources = offsets + np.where(index == 0, prompt_lengths, starts + index) - 1
+    flat = firsts + index
     kept = slice(None) if trained is None else trained[flat]
-    targets = np.concatenate([completion for row in rows for completion, _ in row.completions])
-    return MicroBatch(
-        token_ids,
-        positions,
-        segments,
-        sources=np.concatenate(sources)[kept],
-        places=flat[kept],
-        targets=targets.astype(np.int64)[kept],
-    )
+    return MicroBatch(token_ids, positions, segments, sources[kept], flat[kept], targets[kept])

@@ -21,6 +21,7 @@ from gyre_core.policy.logprobs import (
     checkpoint_layers,
     packed_statistics,
     score_groups,
+    token_statistics,
 )
 from gyre_core.policy.packing import PADDING, plan_micro_batches
 from gyre_core.types import SamplingParameters
@@ -162,6 +163,25 @@ def test_chunks_change_neither_scores_nor_gradients(kind, monkeypatch):
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("elements", [2**26, 31 * 5])
+def test_entropy_has_a_gradient_only_when_asked_for(elements, monkeypatch):
+    """Against plain autograd in float64; everything at once and five positions at a time."""
+    monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", elements)
+    model = toy("llama")
+    generator = torch.Generator().manual_seed(4)
+    states = torch.randn(12, 16, generator=generator).requires_grad_()
+    token_ids = np.arange(12, dtype=np.int64)
+    half = SamplingParameters(samples=1, max_tokens=1, temperature=0.5)
+    assert not token_statistics(model, states, token_ids, half).entropy.requires_grad
+    entropy = token_statistics(model, states, token_ids, half, entropy_gradient=True).entropy
+    (gradient,) = torch.autograd.grad(entropy.sum(), states)
+    doubled = states.detach().double().requires_grad_()
+    scores = torch.log_softmax(doubled @ model.lm_head.weight.detach().double().T / 0.5, -1)
+    expected = -(scores.exp() * scores).sum(-1)
+    torch.testing.assert_close(entropy.double(), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(gradient.double(), torch.autograd.grad(expected.sum(), doubled)[0], atol=1e-5, rtol=0)
+
+
 def test_a_large_vocabulary_is_scored_alike_in_any_shape():
     model = toy("qwen3", vocab_size=150_000, hidden_size=8, head_dim=4, tie_word_embeddings=True)
     rng = np.random.default_rng(3)
@@ -193,9 +213,10 @@ def test_a_sequence_beyond_the_attention_window_is_refused():
     model = MistralForCausalLM(MistralConfig(**SHAPE | {"sliding_window": 16})).eval()
     reference = ReferenceModel(model, SAMPLING, 1000)
     ids = np.zeros(8, dtype=np.int32)
-    assert len(reference.log_probabilities(ids, [ids])[0]) == 8
-    with pytest.raises(ValueError, match=r"17 tokens exceeds .* window of 16; lower rollout\.max_tokens"):
-        reference.log_probabilities(ids, [np.zeros(9, dtype=np.int32)])
+    # The last token is predicted from the 16 before it.
+    assert len(reference.log_probabilities(ids, [np.zeros(9, dtype=np.int32)])[0]) == 9
+    with pytest.raises(ValueError, match=r"18 tokens exceeds .* window of 16; lower rollout\.max_tokens"):
+        reference.log_probabilities(ids, [np.zeros(10, dtype=np.int32)])
 
 
 def test_a_model_without_layers_to_recompute_is_refused():
