@@ -164,13 +164,16 @@ def export(
     run: Run,
     /,
     *,
-    to: Annotated[str | None, Parameter(help="Folder to write; the run's own `export` if absent.")] = None,
+    to: Annotated[
+        str | None, Parameter(help="Folder to write; the run's own `export` (or `adapter`) if absent.")
+    ] = None,
+    adapter: Annotated[bool, Flag, Parameter(help="Only the LoRA adapters of the newest checkpoint.")] = False,
     output: Output = "runs",
 ) -> int:
-    """Write a run's newest policy as a Hugging Face folder."""
-    from gyre_core.training.export import export_run
+    """Write a run's newest policy as a Hugging Face folder, or its adapters in PEFT's format."""
+    from gyre_core.training.export import export_adapter, export_run
 
-    print(export_run(run, output, to))
+    print(export_adapter(run, output, to) if adapter else export_run(run, output, to))
     return 0
 
 

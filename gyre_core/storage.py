@@ -259,21 +259,19 @@ class MemoryStorage(Storage):
             self.files.pipe_file(self._path(name), data)
 
     def create_file(self, name: str, write: WriteFile) -> int:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "object"
-            write(path)
-            data = path.read_bytes()
+        with tempfile.NamedTemporaryFile() as file:
+            write(Path(file.name))
+            data = Path(file.name).read_bytes()
         with self._lock:
             self.files.pipe_file(self._path(name), data, mode="create")
         return len(data)
 
     @contextlib.contextmanager
     def local_file(self, name: str) -> Generator[Path]:
-        data = self.read(name)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "object"
-            path.write_bytes(data)
-            yield path
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(self.read(name))
+            file.flush()
+            yield Path(file.name)
 
     def list(self, folder: str = "") -> list[str]:
         return self._entries(folder, "file")
@@ -282,7 +280,8 @@ class MemoryStorage(Storage):
         return self._entries(folder, "directory")
 
     def exists(self, name: str) -> bool:
-        return self.files.isfile(self._path(name))
+        # `isfile` would look through the names of all objects.
+        return self._path(name) in self.files.store
 
     def size(self, name: str) -> int:
         return self.files.size(self._path(name))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import os
 import platform
 import shutil
@@ -19,21 +21,29 @@ from gyre_core.data.cursor import PromptCursor
 from gyre_core.data.prompts import PromptSet, PromptSplits, arithmetic_rows, load_prompts, tokenize
 from gyre_core.engines.transformers_engine import TransformersEngine
 from gyre_core.experience.pool import Pool
+from gyre_core.learner.critic import Critic
 from gyre_core.learner.local import LocalLearner
 from gyre_core.monitor.metrics import MetricsWriter
+from gyre_core.policy.critic import own_value_model, shared_value_model
 from gyre_core.policy.logprobs import ReferenceModel
+from gyre_core.policy.lora import adapted_copy
 from gyre_core.policy.models import Policy, copy_policy, find_device, inspect_policy, load_model
+from gyre_core.policy.reward_model import inspect_reward_model, load_reward_model
 from gyre_core.policy.tokens import render_prompt
 from gyre_core.rewards.scorer import Scorer
 from gyre_core.rollout.serving import Worker
 from gyre_core.storage import Storage
+from gyre_core.training.credit import Credit
 from gyre_core.training.evaluation import Evaluator
 from gyre_core.training.policies import make_start_policy
 from gyre_core.training.resume import check_same_run
 from gyre_core.training.run import TrainingRun, sampling_parameters
 from gyre_core.training.run_folder import RunFolder, run_storage
+from gyre_core.training.verdicts import judge_prompts
 from gyre_core.types import PolicyVersion
 from gyre_core.weights.chain import VersionChain
+
+logger = logging.getLogger(__name__)
 
 
 async def open_run(config: GyreConfig, *, run_id: str | None = None, resume: bool = False) -> TrainingRun:
@@ -49,7 +59,10 @@ async def open_run(config: GyreConfig, *, run_id: str | None = None, resume: boo
         folder = _find_folder(config, run_id) if resume else RunFolder.create(config, run_id)
         folder.acquire()
         try:
-            return await asyncio.to_thread(_build, config, folder, rows, scorer, resume)
+            run = await asyncio.to_thread(_build, config, folder, rows, scorer, resume)
+            # What is there now stays to the end, so that collections in the middle of steps need not look at it.
+            gc.freeze()
+            return run
         except BaseException as error:
             folder.release()
             # A thread that was cancelled may still write there.
@@ -70,8 +83,11 @@ async def check_inputs(config: GyreConfig, *, run_id: str | None, resume: bool) 
 async def _check(config: GyreConfig, run_id: str | None, resume: bool) -> tuple[PromptSplits, Scorer]:
     """The run's rows and its running scorer, once all that is cheap to check is in order."""
     find_device(config.models.device)
-    for source in filter(None, (config.models.policy, config.models.ref)):
-        inspect_policy(source, config.models.tiny)
+    inspect_policy(config.models.policy, config.models.tiny, config.models.lora)
+    if config.models.ref is not None:
+        inspect_policy(config.models.ref, config.models.tiny)
+    if config.models.reward is not None:
+        inspect_reward_model(config.models.reward)
     if resume:
         _find_folder(config, run_id)
     rows = load_prompts(config.data, config.experiment.seed)
@@ -95,6 +111,13 @@ async def start_scorer(config: GyreConfig, rows: PromptSplits) -> Scorer:
     return scorer
 
 
+def add_reward_model(config: GyreConfig, scorer: Scorer) -> None:
+    """Load the configured reward model, if there is one, and have the scorer score with it too."""
+    if config.models.reward is not None:
+        judge = load_reward_model(config.models, config.learning.tokens_per_micro_batch)
+        scorer.add_judge("reward_model", config.reward.model_weight, judge)
+
+
 def make_engine(config: GyreConfig, policy: Policy) -> TransformersEngine:
     """The configured engine, with a copy of the policy's model of its own."""
     dtype: torch.dtype = getattr(torch, config.models.dtype)
@@ -102,7 +125,10 @@ def make_engine(config: GyreConfig, policy: Policy) -> TransformersEngine:
 
 
 def make_reference(config: GyreConfig, start: Policy) -> ReferenceModel | None:
-    """The reference of the KL penalty: `models.ref`, or the policy as the run started; None without a penalty."""
+    """The reference of the KL penalty: `models.ref`, or the policy as the run started; None without a penalty.
+
+    The base of adapters is never trained, and serves as it is.
+    """
     if config.learning.kl_coef == 0.0:
         return None
     dtype: torch.dtype = getattr(torch, config.models.dtype)
@@ -110,14 +136,23 @@ def make_reference(config: GyreConfig, start: Policy) -> ReferenceModel | None:
         model = load_model(config.models.ref, dtype)
         torch.nn.Module.to(model, start.model.device)
     else:
-        model = copy_policy(start, dtype).model
+        model = start.model if config.models.lora.rank else copy_policy(start, dtype).model
     return ReferenceModel(model, sampling_parameters(config), config.learning.tokens_per_micro_batch)
 
 
 def make_learner(config: GyreConfig, policy: Policy) -> LocalLearner:
-    """The learner, which takes over the policy's model."""
+    """The learner: of the policy's model, which it takes over, or of adapters that share its weights."""
     dtype: torch.dtype = getattr(torch, config.models.dtype)
-    return LocalLearner(policy.model, config.learning, sampling=sampling_parameters(config), dtype=dtype)
+    model, lora = policy.model, config.models.lora
+    if lora.rank:
+        model = adapted_copy(model, lora, config.experiment.seed)
+    critic = None
+    if config.experiment.algorithm == "ppo":
+        shared = config.critic.trunk == "shared"
+        # A trunk of its own starts from the base, without adapters.
+        values = shared_value_model(model) if shared else own_value_model(policy.model, config.models.critic)
+        critic = Critic(values, config.critic, config.learning, dtype)
+    return LocalLearner(model, config.learning, sampling=sampling_parameters(config), dtype=dtype, critic=critic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +193,13 @@ def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Sc
             "experiment.steps to go on, or start a new run"
         )
     start = make_start_policy(config, folder, rows.warm_start or arithmetic_rows(config.experiment.seed))
+    if config.models.lora.rank:
+        # Never trained, so that it needs no float32 masters, and one copy serves the learner and the reference.
+        start = copy_policy(start, getattr(torch, config.models.dtype))
     prompts = tokenize_prompts(config, rows, start)
+    _tell_prompts(config, rows, prompts)
     chain = VersionChain(storage)
+    add_reward_model(config, scorer)
     engine = make_engine(config, start)
     reference = make_reference(config, start)
     learner = make_learner(config, start)
@@ -167,6 +207,7 @@ def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Sc
     # The first write to the storage, when all that may be refused was made.
     epoch = claim_epoch(storage, f"{platform.node()}:{os.getpid()}")
     sampling = sampling_parameters(config, samples=config.evaluation.samples_per_prompt)
+    credit = Credit(config)
     run = TrainingRun(
         config=config,
         folder=folder,
@@ -176,7 +217,8 @@ def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Sc
         learner=learner,
         worker=Worker(f"train-{epoch:04d}-{os.getpid()}", storage, chain, engine, scorer, reference),
         evaluator=Evaluator(engine, scorer, chain, prompts.evaluation.prompts, sampling),
-        pool=_open_pool(config, storage, epoch, checkpoint),
+        credit=credit,
+        pool=_open_pool(config, storage, epoch, credit.smallest_group, checkpoint),
         cursor=PromptCursor(
             prompts.training.prompts, config.rollout.batch_size, config.experiment.seed, config.data.shuffle
         ),
@@ -191,7 +233,20 @@ def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Sc
     return run
 
 
-def _open_pool(config: GyreConfig, storage: Storage, epoch: int, checkpoint: Checkpoint | None) -> Pool:
+def _tell_prompts(config: GyreConfig, rows: PromptSplits, prompts: TokenizedPrompts) -> None:
+    """Log how many prompts there are, what was left out, and a data set that is smaller than a step's batch."""
+    count = len(prompts.training.prompts)
+    verdict = judge_prompts(count, prompts.training.too_long, rows.duplicates, rows.overlapping, config)
+    held_out = f"{len(prompts.evaluation.prompts)} held out"
+    if prompts.evaluation.too_long:
+        held_out += f", without {prompts.evaluation.too_long} that are too long"
+    told = "; ".join(filter(None, (verdict.evidence, held_out, verdict.remedy)))
+    logger.log(logging.INFO if verdict.outcome == "ok" else logging.WARNING, "prompts: %s", told)
+
+
+def _open_pool(
+    config: GyreConfig, storage: Storage, epoch: int, smallest_group: int, checkpoint: Checkpoint | None
+) -> Pool:
     if checkpoint is None:
-        return Pool(storage, config.experience, epoch)
-    return Pool.restore(storage, config.experience, epoch, checkpoint.tables["pool"])
+        return Pool(storage, config.experience, epoch, smallest_group)
+    return Pool.restore(storage, config.experience, epoch, checkpoint.tables["pool"], smallest_group)

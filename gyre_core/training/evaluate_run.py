@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gyre_core.data.prompts import load_prompts
-from gyre_core.training.build import make_engine, set_threads, start_scorer, tokenize_prompts
+from gyre_core.training.build import add_reward_model, make_engine, set_threads, start_scorer, tokenize_prompts
 from gyre_core.training.evaluation import Evaluation, Evaluator
 from gyre_core.training.policies import load_start_policy
 from gyre_core.training.run import sampling_parameters
@@ -48,6 +48,7 @@ async def _evaluate(folder: RunFolder) -> Evaluation:
         raise ValueError(f"the run {folder.key} holds no prompts out; see data.evaluation_size and evaluation_path")
     scorer = await start_scorer(config, rows)
     try:
+        await asyncio.to_thread(add_reward_model, config, scorer)
         policy = await asyncio.to_thread(load_start_policy, config, folder)
         engine = make_engine(config, policy)
         try:

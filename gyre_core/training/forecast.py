@@ -16,8 +16,8 @@ _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 _FLOAT32 = 4
 _LOGITS_CHUNK = 2**26
 """Logits that the learner holds at the same time."""
-_LOGITS_COPIES = 4
-"""Logits, probabilities, their product, and the gradient."""
+_LOGITS_COPIES = 5
+"""Logits, probabilities, and what the backward pass makes of them, as counted and measured (benchmarks/memory.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,9 @@ def disk_forecast(config: GyreConfig, policy: PolicySummary, versions_kept: int,
     return forecast
 
 
-def memory_forecast(config: GyreConfig, policy: PolicySummary, reference: PolicySummary | None) -> Forecast:
+def memory_forecast(
+    config: GyreConfig, policy: PolicySummary, reference: PolicySummary | None, reward_model_parameters: int = 0
+) -> Forecast:
     """What the train process will hold in memory at the most, besides its libraries.
 
     `reference` is the model of the KL penalty, None without one. The prompt is taken to be as long as
@@ -65,7 +67,8 @@ def memory_forecast(config: GyreConfig, policy: PolicySummary, reference: Policy
     the term of attention scores, which fused attention does not keep).
     """
     width = _DTYPE_BYTES[config.models.dtype]
-    rounded = 0 if config.models.dtype == "float32" else 2 * policy.parameters * width
+    rounded = 0 if config.models.dtype == "float32" else 2 * policy.trained * width
+    adapters = config.models.lora.rank > 0
     tokens = config.learning.tokens_per_micro_batch
     kept_layers = 1 if config.learning.gradient_checkpointing else policy.layers
     activations = tokens * policy.hidden_size * width * (17 * kept_layers + policy.layers)
@@ -73,12 +76,16 @@ def memory_forecast(config: GyreConfig, policy: PolicySummary, reference: Policy
     positions = config.data.max_prompt_tokens + config.rollout.max_tokens
     forecast = {
         # Weights, gradient and two moments, and for bfloat16 the rounded copy with its gradient.
-        "learner": 4 * policy.parameters * _FLOAT32 + rounded,
+        "learner": 4 * policy.trained * _FLOAT32 + rounded,
+        # Beneath adapters, and once more with them merged, to be published.
+        "base": 2 * policy.parameters * width if adapters else 0,
         # Of weights and moments.
         "snapshot": _checkpoint_bytes(policy),
         # The weights it holds, and those that it is loading.
         "engine": 2 * policy.parameters * width,
-        "reference": reference.parameters * width if reference else 0,
+        # The base of adapters is the reference too, unless another is named.
+        "reference": reference.parameters * width if reference and not (adapters and reference == policy) else 0,
+        "reward model": reward_model_parameters * width,
         "key-value cache": config.rollout.sequences_in_flight * positions * policy.cache_elements * width,
         "activations": activations + logits,
     }
@@ -95,5 +102,5 @@ def bytes_text(size: float) -> str:
 
 
 def _checkpoint_bytes(policy: PolicySummary) -> int:
-    """Weights and two moments in float32."""
-    return 3 * policy.parameters * _FLOAT32
+    """Weights that are trained, and two moments, in float32."""
+    return 3 * policy.trained * _FLOAT32

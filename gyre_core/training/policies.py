@@ -37,6 +37,11 @@ def make_start_policy(config: GyreConfig, folder: RunFolder, solved: Sequence[Pr
 
 def load_start_policy(config: GyreConfig, folder: RunFolder) -> Policy:
     """The policy as the run started, in float32; raises ValueError like `load_policy`."""
-    made = folder.path / START_POLICY
-    models = config.models.model_copy(update={"policy": str(made)}) if made.exists() else config.models
+    models = config.models.model_copy(update={"policy": find_start_policy(config, folder)})
     return load_policy(models, config.experiment.seed)
+
+
+def find_start_policy(config: GyreConfig, folder: RunFolder) -> str:
+    """Where the policy as the run started lies: in the run folder when it was made on the spot."""
+    made = folder.path / START_POLICY
+    return str(made) if made.exists() else config.models.policy

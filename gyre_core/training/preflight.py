@@ -29,6 +29,7 @@ from gyre_core.data.prompts import load_prompts
 from gyre_core.experience.contents import training_group
 from gyre_core.experience.segments import write_segment
 from gyre_core.policy.models import PolicySummary, inspect_policy
+from gyre_core.policy.reward_model import inspect_reward_model
 from gyre_core.rewards.outcomes import RewardError
 from gyre_core.rollout.serving import generate, score
 from gyre_core.storage import LocalStorage, Storage, open_storage
@@ -144,13 +145,17 @@ class _Preflight:
     def _inspect_models(self) -> PolicySummary | None:
         models = self._config.models
         with self._failing("models"):
-            policy = inspect_policy(models.policy, models.tiny)
+            policy = inspect_policy(models.policy, models.tiny, models.lora)
             reference = None
             if self._config.learning.kl_coef > 0.0:
                 reference = inspect_policy(models.ref, models.tiny) if models.ref else policy
-            described = f"{policy.architecture} of {policy.parameters:,} parameters, trained in {models.dtype}"
+            described = f"{policy.architecture} of {policy.parameters:,} parameters, "
+            if models.lora.rank:
+                described += f"with adapters of {policy.trained:,}, "
+            described += f"trained in {models.dtype}"
             self._verdicts.append(Verdict("models", "ok", described))
-            forecast = memory_forecast(self._config, policy, reference)
+            judge = inspect_reward_model(models.reward).parameters if models.reward else 0
+            forecast = memory_forecast(self._config, policy, reference, judge)
             self._verdicts.append(judge_space("memory", forecast, psutil.virtual_memory().available))
             return policy
         return None
@@ -225,7 +230,7 @@ class _Preflight:
     def _compare(self, run: TrainingRun, groups: Sequence[RolloutGroup]) -> tuple[float, float, float]:
         """Largest and mean difference of the log-probabilities, and the share of tokens outside the learner's."""
         trained = [training_group(group, np.zeros(len(group.rollouts), np.float32)) for group in groups]
-        metrics = run.learner.begin_step(trained, on_policy=False).metrics
+        metrics = run.learner.old_policy(trained, on_policy=False).metrics
         prefix = "sampling/sampling_logp_difference"
         largest, mean = (metrics.get(f"{prefix}/{name}", float("nan")) for name in ("max", "mean"))
         return largest, mean, metrics["sampling/masked_share"]

@@ -14,6 +14,7 @@ CHANGEABLE = (
     "experiment.step_retries",
     "experiment.on_step_failure",
     "rollout.timeout",
+    "reward.processes",
     "reward.timeout",
     "reward.retries",
     "reward.max_failure_share",

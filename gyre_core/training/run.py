@@ -28,6 +28,7 @@ from gyre_core.policy.models import Policy
 from gyre_core.rewards.outcomes import RewardError
 from gyre_core.rollout.serving import Worker
 from gyre_core.storage import Storage
+from gyre_core.training.credit import Credit
 from gyre_core.training.evaluation import Evaluation, Evaluator
 from gyre_core.training.run_folder import RunFolder
 from gyre_core.training.step import OpenStep, StepResult
@@ -39,8 +40,14 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FATAL_ERRORS = (RewardError, SupersededError)
-"""Errors that a retry of the step cannot mend: the user's own code is at fault, or the run has another owner."""
+
+class NoSignalError(RuntimeError):
+    """A step found no group to learn from, however many prompts it tried."""
+
+
+FATAL_ERRORS = (RewardError, NoSignalError, SupersededError)
+"""Errors that a retry of the step cannot mend: the user's own code or data is at fault, or the run has another
+owner."""
 
 
 class RunFailedError(RuntimeError):
@@ -85,6 +92,7 @@ class TrainingRun:
         learner: LocalLearner,
         worker: Worker,
         evaluator: Evaluator,
+        credit: Credit,
         pool: Pool,
         cursor: PromptCursor,
         checkpoints: CheckpointStore,
@@ -100,6 +108,7 @@ class TrainingRun:
         self.learner = learner
         self.worker = worker
         self.evaluator = evaluator
+        self.credit = credit
         self.pool = pool
         self.cursor = cursor
         self.checkpoints = checkpoints
@@ -261,7 +270,10 @@ class TrainingRun:
 
     def _go_back(self, opened: OpenStep) -> None:
         if opened.pool_before is not None:
-            self.pool = Pool.restore(self.storage, self.config.experience, self.epoch, opened.pool_before)
+            self.pool = Pool.restore(
+                self.storage, self.config.experience, self.epoch, opened.pool_before, self.credit.smallest_group
+            )
+            self.credit.load_state(opened.credit_before)
         if opened.updating:
             self.learner.restore()
             abandoned = self.next_version
@@ -283,10 +295,12 @@ class TrainingRun:
         if self.step == self._saved_step:
             return
         await asyncio.to_thread(require_current, self.storage, self.epoch)
+        await asyncio.to_thread(self.metrics.sync)
         tensors, learner = await self.in_order(self.learner.state)
         state = {
             "version": {"epoch": self.version.epoch, "number": self.version.number},
             "learner": learner,
+            "credit": self.credit.state(),
             "alarms": self.alarms.state(),
             "active_seconds": self.active_seconds(),
             "samples_seen": self.samples_seen,
@@ -304,6 +318,7 @@ class TrainingRun:
         tensors = dict(checkpoint.tensors)
         torch.set_rng_state(tensors.pop("random.torch"))
         self.learner.load_state(tensors, state["learner"])
+        self.credit.load_state(state["credit"])
         self.alarms.load_state(state["alarms"])
         self._active_before = state["active_seconds"]
         self.samples_seen, self.tokens_seen = state["samples_seen"], state["tokens_seen"]

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 
 import numpy as np
 
-from gyre_core.algorithms.advantages import group_advantages
 from gyre_core.cluster.epochs import require_current
-from gyre_core.cluster.requests import announce, announced, latest_attempt, read_request, request_name
+from gyre_core.cluster.requests import announce, latest_attempt
 from gyre_core.cluster.waiting import Awaited, wait_for_work
+from gyre_core.experience.admission import Admission
 from gyre_core.experience.consumption import ConsumeRecord, DrawnMinibatch, read_consumption, write_consumption
-from gyre_core.experience.segments import quarantine, segment_exists, segment_name
+from gyre_core.experience.segments import segment_exists
 from gyre_core.learner.schedule import learning_rate
 from gyre_core.rewards.outcomes import check_failure_share
 from gyre_core.rollout.serving import serve_request
-from gyre_core.training.run import TrainingRun, sampling_parameters
+from gyre_core.training.requests import announce_requests, live_groups, plan_refill, plan_requests
+from gyre_core.training.run import NoSignalError, TrainingRun
 from gyre_core.training.step import (
     OpenStep,
     StepResult,
@@ -33,7 +33,7 @@ from gyre_core.training.step import (
     trained_advantages,
     update_metrics,
 )
-from gyre_core.types import GroupRequest, PolicyVersion, RolloutGroup, RolloutRequest
+from gyre_core.types import PolicyVersion, RolloutGroup, RolloutRequest
 
 logger = logging.getLogger(__name__)
 
@@ -46,20 +46,46 @@ VERSIONS_KEPT = 3
 async def rollout(run: TrainingRun, step: int) -> int:
     """Have every request of the step answered by a segment; returns the number of requests.
 
-    Raises WaitExpiredError after `rollout.timeout`, and whatever the engine, the scorer or the storage raises.
+    Raises WaitExpiredError after `rollout.timeout`, NoSignalError when refills are allowed and bring not one live
+    group, and whatever the engine, the scorer or the storage raises.
     """
     if step in run.results:
         return 0
     opened = run.open_steps.setdefault(step, OpenStep(step))
-    opened.requests = await asyncio.to_thread(_ensure_requests, run, step)
+    opened.requests = await asyncio.to_thread(announce_requests, run, plan_requests(run, step))
     count = await wait_for_work(
         f"the {len(opened.requests)} requests of step {step} (rollout.timeout)",
-        _produce(run, opened),
+        _produce_live_groups(run, opened),
         whom=lambda: [Awaited(f"the engine of this process, which answered {opened.answered} of them")],
         deadline=run.config.rollout.timeout,
     )
     if run.turns.current == step:
         opened.waited = run.turns.seconds_free()
+    return count
+
+
+async def _produce_live_groups(run: TrainingRun, opened: OpenStep) -> int:
+    """Answer the step's requests, and while groups without a signal are among them, requests for further prompts."""
+    count = await _produce(run, opened)
+    wanted, limit = run.config.rollout.batch_size, run.config.rollout.max_refills
+    opened.refills = 0
+    asked = 0
+    while opened.refills < limit:
+        live = await asyncio.to_thread(live_groups, run.storage, opened.requests)
+        if live >= wanted:
+            return count
+        missing = wanted - live
+        planned = plan_refill(run, opened, asked, missing)
+        opened.requests += await asyncio.to_thread(announce_requests, run, planned)
+        opened.refills, asked = opened.refills + 1, asked + missing
+        count = await _produce(run, opened)
+    if limit and not await asyncio.to_thread(live_groups, run.storage, opened.requests):
+        raise NoSignalError(
+            f"step {opened.step}: for each of {wanted + asked} prompts, those of {limit} refills (rollout.max_refills) "
+            "included, all completions earn the same; the prompts are too hard or too easy for this policy, or the "
+            "reward is constant: look at the completions in the run folder, raise rollout.samples_per_prompt, or "
+            "change the data"
+        )
     return count
 
 
@@ -75,49 +101,6 @@ async def _produce(run: TrainingRun, opened: OpenStep) -> int:
             await _ensure_segment(run, opened, request)
             opened.answered += 1
     return opened.answered
-
-
-def _ensure_requests(run: TrainingRun, step: int) -> tuple[RolloutRequest, ...]:
-    """The step's requests, announced unless they are already.
-
-    A request of an earlier epoch is announced anew, and its segment put aside: its policy version may have been
-    published after the checkpoint that this epoch began from, on a branch that was abandoned.
-    """
-    requests: list[RolloutRequest] = []
-    attempts = announced(run.storage)
-    for planned in plan_requests(run, step):
-        attempt = attempts.get(planned.request_id, 0)
-        found = read_request(run.storage, planned.request_id, attempt) if attempt else None
-        if found is None or found.version.epoch != run.epoch:
-            if segment_exists(run.storage, planned.request_id):
-                logger.info("request %s is of an abandoned branch and is generated anew", planned.request_id)
-                # The name comes before the check, so that a superseded owner cannot hit its successor's segment.
-                name = segment_name(run.storage, planned.request_id)
-                require_current(run.storage, run.epoch)
-                quarantine(run.storage, name, "made on an abandoned branch")
-            announce(run.storage, planned, attempt + 1)
-            found = planned
-        requests.append(found)
-    return tuple(requests)
-
-
-def plan_requests(run: TrainingRun, step: int) -> list[RolloutRequest]:
-    """The step's requests; prompts and noise are a function of seed and step, the version one of step and `max_lag`."""
-    prompts = run.cursor.prompts_for_step(step - 1)
-    size = run.config.rollout.groups_per_request
-    # A noise seed a step, so that a prompt that returns in a later epoch is sampled anew.
-    state = np.random.SeedSequence([run.config.experiment.seed, step]).generate_state(1, np.uint64)
-    sampling = replace(sampling_parameters(run.config), seed=int(state[0] >> 1))
-    version = run.version_for(step)
-    requests: list[RolloutRequest] = []
-    for shard, start in enumerate(range(0, len(prompts), size)):
-        identity = request_name(step, shard)
-        groups = tuple(
-            GroupRequest(f"{identity}-{index:04d}", prompt)
-            for index, prompt in enumerate(prompts[start : start + size])
-        )
-        requests.append(RolloutRequest(identity, step, version, groups, sampling))
-    return requests
 
 
 async def _ensure_segment(run: TrainingRun, opened: OpenStep, request: RolloutRequest) -> None:
@@ -149,18 +132,11 @@ async def reward(run: TrainingRun, step: int) -> int:
 
 def _admit(run: TrainingRun, opened: OpenStep) -> int:
     if opened.pool_before is None:
-        opened.pool_before = run.pool.snapshot(run.step)
-    learning = run.config.learning
+        opened.pool_before, opened.credit_before = run.pool.snapshot(run.step), run.credit.state()
     generated: list[RolloutGroup] = []
     clean: list[RolloutGroup] = []
     for request in opened.requests:
-        admission = run.pool.admit(
-            request.request_id,
-            opened.step,
-            lambda rewards: group_advantages(rewards, learning.scale_advantages),
-            run.now(opened.step),
-            skip_dead_groups=learning.skip_dead_groups,
-        )
+        admission = _admit_segment(run, opened.step, request.request_id)
         if admission.outcome == "corrupt":
             raise RuntimeError(f"{admission.reason}; it was put aside and request {request.request_id} is made anew")
         generated.extend(admission.generated)
@@ -169,6 +145,18 @@ def _admit(run: TrainingRun, opened: OpenStep) -> int:
     check_failure_share(scores, run.config.reward.max_failure_share, opened.step)
     opened.generated, opened.clean = generated, clean
     return sum(len(group.rollouts) for group in clean)
+
+
+def _admit_segment(run: TrainingRun, step: int, request_id: str) -> Admission:
+    """Admit one segment; the running statistics of rewards count it if the pool takes it in, and only then."""
+    credit, before = run.credit, run.credit.state()
+    try:
+        return run.pool.admit(
+            request_id, step, credit.advantages, run.now(step), skip_dead_groups=credit.skip_dead_groups
+        )
+    except BaseException:
+        credit.load_state(before)
+        raise
 
 
 async def sample(run: TrainingRun, step: int) -> int:
@@ -264,6 +252,9 @@ def _commit(run: TrainingRun, opened: OpenStep, version: PolicyVersion) -> None:
         **rollout_metrics(opened.generated),
         **opened.update_metrics,
         **run.pool.metrics(now),
+        **run.credit.metrics(),
+        **run.worker.scorer.metrics(),
+        **_refills(run, opened),
         **_fill(run),
         "learning_rate": learning_rate(opened.step - 1, run.config.experiment.steps, run.config.learning),
         "kl_coef": run.config.learning.kl_coef,
@@ -282,6 +273,11 @@ def _commit(run: TrainingRun, opened: OpenStep, version: PolicyVersion) -> None:
         advantages=trained_advantages(opened.clean, opened.record),
     )
     del run.open_steps[opened.step]
+
+
+def _refills(run: TrainingRun, opened: OpenStep) -> dict[str, float]:
+    """Rounds of further prompts, where they are allowed."""
+    return {"experience/refills": float(opened.refills)} if run.config.rollout.max_refills else {}
 
 
 def _fill(run: TrainingRun) -> dict[str, float]:

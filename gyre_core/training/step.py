@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,8 +30,12 @@ class OpenStep:
     completion_tokens: int = 0
     waited: float = 0.0
     """Seconds that the learner was free for the step before its segments were there."""
+    refills: int = 0
+    """Rounds of generation for further prompts in place of dead groups."""
     pool_before: pa.Table | None = None
     """The pool before the step's first admission."""
+    credit_before: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The running statistics of rewards before it."""
     generated: list[RolloutGroup] = field(default_factory=list[RolloutGroup])
     """The groups of the step's segments, rows that were dropped included."""
     clean: list[RolloutGroup] = field(default_factory=list[RolloutGroup])

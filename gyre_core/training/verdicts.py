@@ -77,6 +77,7 @@ def judge_prompts(training: int, too_long: int, duplicates: int, overlapping: in
         (too_long, f"{too_long} dropped as longer than {config.data.max_prompt_tokens} tokens"),
         (duplicates, f"{duplicates} that repeat another"),
         (overlapping, f"{overlapping} left out, as their prompt is held out"),
+        (training < config.rollout.batch_size, f"fewer than the {config.rollout.batch_size} of a step"),
     ]
     remedies = [
         (too_long, "raise data.max_prompt_tokens or shorten the prompts"),

@@ -148,9 +148,9 @@ def optimizer_fault(run, call: int):
         handle.remove()
 
 
-async def take_steps(run, attempts: int = 2) -> None:
-    """All steps of a run in a plain loop, each tried up to `attempts` times."""
-    for step in range(run.step + 1, run.config.experiment.steps + 1):
+async def take_steps(run, attempts: int = 2, last: int | None = None) -> None:
+    """The steps of a run up to `last` (default: all) in a plain loop, each tried up to `attempts` times."""
+    for step in range(run.step + 1, (last or run.config.experiment.steps) + 1):
         for attempt in range(1, attempts + 1):
             try:
                 for stage in STAGES:

@@ -1,10 +1,12 @@
 """Opening a run: what is refused, and that a refused one leaves nothing behind."""
 
+import json
 import shutil
 
 import pytest
 
 from gyre_core.config import load_config
+from gyre_core.config.sections import LoRAConfig
 from gyre_core.training.build import check_inputs, open_run
 
 CONFIG = """
@@ -26,6 +28,15 @@ async def test_a_model_folder_that_is_not_there_is_told_before_anything_is_made(
     config = config_of(tmp_path, "nowhere")
     for attempt in (check_inputs(config, run_id=None, resume=False), open_run(config)):
         with pytest.raises(ValueError, match=r"model folder .*nowhere does not exist"):
+            await attempt
+    assert not (tmp_path / "runs").exists()
+
+
+async def test_a_folder_without_a_reward_model_is_told_before_anything_is_made(tmp_path):
+    config = config_of(tmp_path)
+    config = config.model_copy(update={"models": config.models.model_copy(update={"reward": "nowhere"})})
+    for attempt in (check_inputs(config, run_id=None, resume=False), open_run(config)):
+        with pytest.raises(ValueError, match=r"models.reward: nowhere does not exist"):
             await attempt
     assert not (tmp_path / "runs").exists()
 
@@ -60,3 +71,39 @@ async def test_a_run_that_cannot_be_opened_leaves_nothing_behind(tmp_path, monke
         await open_run(config)
     assert [path for path in (tmp_path / "runs").rglob("*") if path.is_file()] == []
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+
+
+async def test_prompts_that_are_dropped_repeated_or_too_few_are_told_in_the_log(tmp_path, caplog):
+    held_out = ["held=", "9" * 60]
+    training = ["1+1=", "1+1=", "2+2=", "1+2+3+4+5+6=", "held=", "0" * 50, "held="]
+    for name, texts in (("train", training), ("test", held_out)):
+        lines = [json.dumps({"prompt": text, "answer": "2"}) for text in texts]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    config = config_of(tmp_path)
+    paths = {"path": str(tmp_path / "train.jsonl"), "evaluation_path": str(tmp_path / "test.jsonl")}
+    data = config.data.model_copy(update=paths | {"max_prompt_tokens": 20})
+    config = config.model_copy(update={"data": data, "rollout": config.rollout.model_copy(update={"batch_size": 5})})
+    with caplog.at_level("INFO", "gyre_core.training.build"):
+        run = await open_run(config)
+    assert len(run.cursor.prompts) == 4
+    await run.close()
+    (message,) = (record.getMessage() for record in caplog.records if record.message.startswith("prompts:"))
+    for part in (
+        "4 prompts to train on",
+        "1 dropped as longer than 20 tokens",
+        "1 that repeat another",
+        "2 left out, as their prompt is held out",
+        "fewer than the 5 of a step",
+        "1 held out, without 1 that are too long",
+    ):
+        assert part in message
+
+
+async def test_adapters_that_the_policy_cannot_have_are_told_before_anything_is_made(tmp_path):
+    config = config_of(tmp_path)
+    lora = LoRAConfig(rank=2, targets=("q_proj", "nose"))
+    config = config.model_copy(update={"models": config.models.model_copy(update={"lora": lora})})
+    for attempt in (check_inputs(config, run_id=None, resume=False), open_run(config)):
+        with pytest.raises(ValueError, match=r"models\.lora\.targets: .* no linear layers named nose"):
+            await attempt
+    assert not (tmp_path / "runs").exists()

@@ -1,5 +1,7 @@
 """Forecasts of disk and memory, against sums done by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from gyre_core.config import GyreConfig
@@ -10,6 +12,7 @@ MILLION = 1_000_000
 POLICY = PolicySummary(
     architecture="Qwen3ForCausalLM",
     parameters=MILLION,
+    trained=MILLION,
     dtype="float32",
     vocabulary=1000,
     max_positions=4096,
@@ -59,7 +62,7 @@ def test_memory_of_float32():
         "snapshot": 12 * MILLION,
         "engine": 8 * MILLION,
         "key-value cache": 256 * 1074 * 64 * 4,
-        "activations": 1000 * 100 * 4 * (17 * 4 + 4) + 4 * 4 * MILLION,
+        "activations": 1000 * 100 * 4 * (17 * 4 + 4) + 5 * 4 * MILLION,
     }
 
 
@@ -70,15 +73,29 @@ def test_memory_of_bfloat16_with_a_reference():
     )
     forecast = memory_forecast(config, POLICY, POLICY)
     assert forecast["learner"] == (16 + 4) * MILLION
+    assert "reward model" not in forecast
+    assert memory_forecast(config, POLICY, POLICY, 3 * MILLION)["reward model"] == 6 * MILLION
     assert (forecast["engine"], forecast["reference"]) == (4 * MILLION, 2 * MILLION)
-    assert forecast["activations"] == 1000 * 100 * 2 * (17 + 4) + 4 * 4 * MILLION
+    assert forecast["activations"] == 1000 * 100 * 2 * (17 + 4) + 5 * 4 * MILLION
+
+
+def test_adapters_are_all_that_is_trained_and_their_base_is_the_reference():
+    """10,000 trained weights; the base in bfloat16 once, and once merged."""
+    config = config_of(models={"dtype": "bfloat16", "lora": {"rank": 4}}, learning={"kl_coef": 0.1})
+    adapted = replace(POLICY, trained=10_000)
+    forecast = memory_forecast(config, adapted, adapted)
+    assert (forecast["learner"], forecast["snapshot"]) == (200_000, 120_000)
+    assert (forecast["base"], forecast["engine"]) == (4 * MILLION, 4 * MILLION)
+    assert "reference" not in forecast
+    assert memory_forecast(config, adapted, POLICY)["reference"] == 2 * MILLION
+    assert disk_forecast(config, adapted, 3, None)["checkpoints"] == 120_000 * (config.checkpoint.keep + 1)
 
 
 def test_logits_are_held_in_chunks():
-    """However many tokens and words there are, 2^26 logits at once, four times over."""
+    """However many tokens and words there are, 2^26 logits at once, five times over."""
     config = config_of(learning={"tokens_per_micro_batch": 10**6, "gradient_checkpointing": True})
     activations = 10**6 * 100 * 4 * (17 + 4)
-    assert memory_forecast(config, POLICY, None)["activations"] == activations + 4 * 2**26 * 4
+    assert memory_forecast(config, POLICY, None)["activations"] == activations + 5 * 2**26 * 4
 
 
 @pytest.mark.parametrize(

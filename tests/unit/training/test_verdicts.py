@@ -131,7 +131,7 @@ def test_lengths(longest, outcome):
     ("counts", "outcome", "evidence"),
     [
         ((128, 0, 0, 0), "ok", "128 prompts to train on"),
-        ((127, 0, 0, 0), "warn", "127 prompts to train on"),
+        ((127, 0, 0, 0), "warn", "127 prompts to train on; fewer than the 128 of a step"),
         ((200, 3, 0, 0), "warn", "200 prompts to train on; 3 dropped as longer than 1024 tokens"),
         (
             (200, 0, 2, 1),
