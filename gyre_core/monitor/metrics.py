@@ -152,7 +152,7 @@ class _TensorBoard:
 
     def __init__(self, folder: Path) -> None:
         # Loads torch, which readers of metrics do without.
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
         from torch.utils.tensorboard import SummaryWriter
 
         self._summary = Summary
@@ -162,6 +162,7 @@ class _TensorBoard:
     def write(self, step: int, metrics: Mapping[str, float], now: float) -> None:
         # One event for all: `add_scalar` makes one for each, which takes ten times as long.
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        assert self._writer.file_writer is not None, "the writer is open"
         self._writer.file_writer.add_summary(self._summary(value=values), step, walltime=now)
         self._writer.flush()
 

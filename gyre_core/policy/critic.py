@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from gyre_core.policy.logprobs import CausalLM, check_packed_states, predicting_states
 from gyre_core.policy.models import without_dropout
@@ -56,6 +56,26 @@ def own_value_model(policy: CausalLM, source: str | None) -> ValueModel:
     return ValueModel(trunk, _head(trunk), shared=False)
 
 
+def inspect_critic(source: str, vocabulary: int) -> int:
+    """The parameters of the critic's trunk in a local folder, from its configuration alone: no weight is read.
+
+    Raises ValueError for a folder that cannot be read, and for one of another vocabulary than the policy's.
+    """
+    try:
+        config = AutoConfig.from_pretrained(source, local_files_only=True)
+        with torch.device("meta"):
+            trunk = AutoModel.from_config(config)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"models.critic: {source} cannot be read: {error}") from error
+    held = config.get_text_config().vocab_size
+    if held != vocabulary:
+        raise ValueError(
+            f"models.critic: {source} has a vocabulary of {held} tokens and the policy one of {vocabulary}, so token "
+            "ids do not mean the same to both; choose a critic of the policy's family, or leave it out"
+        )
+    return sum(parameter.numel() for parameter in trunk.parameters())
+
+
 @torch.no_grad()
 def score_values(model: ValueModel, groups: Sequence[PromptCompletions], tokens_per_micro_batch: int) -> torch.Tensor:
     """The value of the state before every completion token of `groups`, flat and in order, `[tokens]` on the CPU."""
@@ -79,6 +99,7 @@ def _head(trunk: PreTrainedModel) -> nn.Linear:
 
 def _load_trunk(source: str, vocabulary: int) -> PreTrainedModel:
     """The base model of a folder that holds a causal language model or one for sequence classification."""
+    inspect_critic(source, vocabulary)
     try:
         loaded: Any = AutoModel.from_pretrained(
             source, dtype=torch.float32, local_files_only=True, use_safetensors=True, output_loading_info=True
@@ -88,11 +109,5 @@ def _load_trunk(source: str, vocabulary: int) -> PreTrainedModel:
     trunk, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise ValueError(f"models.critic: the weights in {source} lack {missing[0]} and {len(missing) - 1} others")
-    held = trunk.config.get_text_config().vocab_size
-    if held != vocabulary:
-        raise ValueError(
-            f"models.critic: {source} has a vocabulary of {held} tokens and the policy one of {vocabulary}, so token "
-            "ids do not mean the same to both; choose a critic of the policy's family, or leave it out"
-        )
     check_packed_states(without_dropout(trunk))
     return trunk

@@ -24,7 +24,7 @@ from gyre_core.experience.pool import Pool
 from gyre_core.learner.critic import Critic
 from gyre_core.learner.local import LocalLearner
 from gyre_core.monitor.metrics import MetricsWriter
-from gyre_core.policy.critic import own_value_model, shared_value_model
+from gyre_core.policy.critic import inspect_critic, own_value_model, shared_value_model
 from gyre_core.policy.logprobs import ReferenceModel
 from gyre_core.policy.lora import adapted_copy
 from gyre_core.policy.models import Policy, copy_policy, find_device, inspect_policy, load_model
@@ -83,7 +83,9 @@ async def check_inputs(config: GyreConfig, *, run_id: str | None, resume: bool) 
 async def _check(config: GyreConfig, run_id: str | None, resume: bool) -> tuple[PromptSplits, Scorer]:
     """The run's rows and its running scorer, once all that is cheap to check is in order."""
     find_device(config.models.device)
-    inspect_policy(config.models.policy, config.models.tiny, config.models.lora)
+    policy = inspect_policy(config.models.policy, config.models.tiny, config.models.lora)
+    if config.models.critic is not None:
+        inspect_critic(config.models.critic, policy.vocabulary)
     if config.models.ref is not None:
         inspect_policy(config.models.ref, config.models.tiny)
     if config.models.reward is not None:
@@ -192,10 +194,7 @@ def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Sc
             f"the run {folder.key} is complete: {checkpoint.step} of {config.experiment.steps} steps are done; raise "
             "experiment.steps to go on, or start a new run"
         )
-    start = make_start_policy(config, folder, rows.warm_start or arithmetic_rows(config.experiment.seed))
-    if config.models.lora.rank:
-        # Never trained, so that it needs no float32 masters, and one copy serves the learner and the reference.
-        start = copy_policy(start, getattr(torch, config.models.dtype))
+    start = _start_policy(config, folder, rows)
     prompts = tokenize_prompts(config, rows, start)
     _tell_prompts(config, rows, prompts)
     chain = VersionChain(storage)
@@ -231,6 +230,12 @@ def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Sc
     chain.publish(run.version, parent, run.learner.policy_weights())
     run.register()
     return run
+
+
+def _start_policy(config: GyreConfig, folder: RunFolder, rows: PromptSplits) -> Policy:
+    """The policy as the run starts: in float32 where it is trained, in the computing type beneath adapters."""
+    start = make_start_policy(config, folder, rows.warm_start or arithmetic_rows(config.experiment.seed))
+    return copy_policy(start, getattr(torch, config.models.dtype)) if config.models.lora.rank else start
 
 
 def _tell_prompts(config: GyreConfig, rows: PromptSplits, prompts: TokenizedPrompts) -> None:

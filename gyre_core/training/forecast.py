@@ -35,7 +35,9 @@ class StepCosts:
         return self.generation_seconds + self.reward_seconds + self.update_seconds
 
 
-def disk_forecast(config: GyreConfig, policy: PolicySummary, versions_kept: int, costs: StepCosts | None) -> Forecast:
+def disk_forecast(
+    config: GyreConfig, policy: PolicySummary, versions_kept: int, costs: StepCosts | None, critic_parameters: int = 0
+) -> Forecast:
     """What the run will hold on storage at the most, without the few megabytes of its logs.
 
     One policy version and one checkpoint beyond those kept are there while a new one is written. The pool holds
@@ -43,9 +45,10 @@ def disk_forecast(config: GyreConfig, policy: PolicySummary, versions_kept: int,
     without `costs` it is left out.
     """
     weights = policy.parameters * _DTYPE_BYTES[config.models.dtype]
+    critic = _own_critic(config, critic_parameters)
     forecast = {
         "policy versions": float(weights * (versions_kept + 1)),
-        "checkpoints": float(_checkpoint_bytes(policy) * (config.checkpoint.keep + 1)),
+        "checkpoints": float(_checkpoint_bytes(policy.trained + critic) * (config.checkpoint.keep + 1)),
         "export": float(weights),
     }
     if costs is not None:
@@ -57,7 +60,11 @@ def disk_forecast(config: GyreConfig, policy: PolicySummary, versions_kept: int,
 
 
 def memory_forecast(
-    config: GyreConfig, policy: PolicySummary, reference: PolicySummary | None, reward_model_parameters: int = 0
+    config: GyreConfig,
+    policy: PolicySummary,
+    reference: PolicySummary | None,
+    reward_model_parameters: int = 0,
+    critic_parameters: int = 0,
 ) -> Forecast:
     """What the train process will hold in memory at the most, besides its libraries.
 
@@ -67,7 +74,8 @@ def memory_forecast(
     the term of attention scores, which fused attention does not keep).
     """
     width = _DTYPE_BYTES[config.models.dtype]
-    rounded = 0 if config.models.dtype == "float32" else 2 * policy.trained * width
+    critic = _own_critic(config, critic_parameters)
+    rounded = 0 if config.models.dtype == "float32" else 2 * width
     adapters = config.models.lora.rank > 0
     tokens = config.learning.tokens_per_micro_batch
     kept_layers = 1 if config.learning.gradient_checkpointing else policy.layers
@@ -76,11 +84,12 @@ def memory_forecast(
     positions = config.data.max_prompt_tokens + config.rollout.max_tokens
     forecast = {
         # Weights, gradient and two moments, and for bfloat16 the rounded copy with its gradient.
-        "learner": 4 * policy.trained * _FLOAT32 + rounded,
+        "learner": policy.trained * (4 * _FLOAT32 + rounded),
+        "critic": critic * (4 * _FLOAT32 + rounded),
         # Beneath adapters, and once more with them merged, to be published.
         "base": 2 * policy.parameters * width if adapters else 0,
         # Of weights and moments.
-        "snapshot": _checkpoint_bytes(policy),
+        "snapshot": _checkpoint_bytes(policy.trained + critic),
         # The weights it holds, and those that it is loading.
         "engine": 2 * policy.parameters * width,
         # The base of adapters is the reference too, unless another is named.
@@ -101,6 +110,11 @@ def bytes_text(size: float) -> str:
     return f"{size:.3g} TiB"
 
 
-def _checkpoint_bytes(policy: PolicySummary) -> int:
+def _own_critic(config: GyreConfig, parameters: int) -> int:
+    """Parameters of a critic with a trunk of its own; what a shared one adds is a single row."""
+    return parameters if config.experiment.algorithm == "ppo" and config.critic.trunk == "own" else 0
+
+
+def _checkpoint_bytes(trained: int) -> int:
     """Weights that are trained, and two moments, in float32."""
-    return 3 * policy.trained * _FLOAT32
+    return 3 * trained * _FLOAT32

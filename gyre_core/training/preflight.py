@@ -28,6 +28,7 @@ from gyre_core.config import GyreConfig
 from gyre_core.data.prompts import load_prompts
 from gyre_core.experience.contents import training_group
 from gyre_core.experience.segments import write_segment
+from gyre_core.policy.critic import inspect_critic
 from gyre_core.policy.models import PolicySummary, inspect_policy
 from gyre_core.policy.reward_model import inspect_reward_model
 from gyre_core.rewards.outcomes import RewardError
@@ -118,6 +119,7 @@ class _Preflight:
         self._config = config
         self._verdicts: list[Verdict] = []
         self._costs: StepCosts | None = None
+        self._critic = 0
 
     async def run(self) -> list[Verdict]:
         config, add = self._config, self._verdicts.append
@@ -131,7 +133,7 @@ class _Preflight:
             await self._try_run()
         if policy is not None and free is not None:
             kept = VERSIONS_KEPT + config.rollout.max_lag
-            add(judge_space("disk", disk_forecast(config, policy, kept, self._costs), free))
+            add(judge_space("disk", disk_forecast(config, policy, kept, self._costs, self._critic), free))
         return self._verdicts
 
     @contextmanager
@@ -155,7 +157,8 @@ class _Preflight:
             described += f"trained in {models.dtype}"
             self._verdicts.append(Verdict("models", "ok", described))
             judge = inspect_reward_model(models.reward).parameters if models.reward else 0
-            forecast = memory_forecast(self._config, policy, reference, judge)
+            self._critic = inspect_critic(models.critic, policy.vocabulary) if models.critic else policy.parameters
+            forecast = memory_forecast(self._config, policy, reference, judge, self._critic)
             self._verdicts.append(judge_space("memory", forecast, psutil.virtual_memory().available))
             return policy
         return None

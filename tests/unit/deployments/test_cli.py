@@ -92,7 +92,6 @@ def test_training_refuses_what_is_not_built_yet(run):
     assert (code, out) == (2, "")
     keys = [line.split(":")[0] for line in err.splitlines()]
     assert keys == [
-        "models.reward",
         "rollout.engine",
         "rollout.launcher",
         "elastic.enabled",

@@ -195,7 +195,7 @@ def test_sequences_beyond_gemma_3s_sliding_window_are_refused():
     prompt = np.ones(20, dtype=np.int32)
     assert len(score_groups(model, [(prompt, [prompt])], sampling, 64).log_probabilities) == 20
     with pytest.raises(ValueError, match="attention window of 40"):
-        score_groups(model, [(prompt, [np.ones(21, dtype=np.int32)])], sampling, 64)
+        score_groups(model, [(prompt, [np.ones(25, dtype=np.int32)])], sampling, 64)
 
 
 def test_soft_caps_on_logits_are_refused_before_a_weight_is_read(tmp_path):

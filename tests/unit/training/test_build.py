@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from gyre_core.config import load_config
 from gyre_core.config.sections import LoRAConfig
@@ -107,3 +108,15 @@ async def test_adapters_that_the_policy_cannot_have_are_told_before_anything_is_
         with pytest.raises(ValueError, match=r"models\.lora\.targets: .* no linear layers named nose"):
             await attempt
     assert not (tmp_path / "runs").exists()
+
+
+async def test_a_critic_that_does_not_fit_the_policy_is_told_before_anything_is_made(tmp_path):
+    Qwen3ForCausalLM(
+        Qwen3Config(vocab_size=31, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
+    ).save_pretrained(tmp_path / "critic")
+    config = config_of(tmp_path)
+    config = type(config).model_validate(
+        config.model_dump() | {"models": config.models.model_dump() | {"critic": str(tmp_path / "critic")}}
+    )
+    with pytest.raises(ValueError, match=r"models\.critic: .* vocabulary of 31 tokens and the policy one of"):
+        await check_inputs(config, run_id=None, resume=False)

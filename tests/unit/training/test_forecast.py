@@ -104,3 +104,16 @@ def test_logits_are_held_in_chunks():
 )
 def test_bytes_for_people(size, text):
     assert bytes_text(size) == text
+
+
+def test_a_critic_with_a_trunk_of_its_own_is_trained_like_a_second_policy():
+    """2 million weights of its own: 16 bytes each in memory, 12 in the snapshot and in each checkpoint."""
+    config = config_of(experiment={"algorithm": "ppo"})
+    forecast = memory_forecast(config, POLICY, None, critic_parameters=2 * MILLION)
+    assert (forecast["critic"], forecast["snapshot"]) == (32 * MILLION, 36 * MILLION)
+    checkpoints = disk_forecast(config, POLICY, 3, None, 2 * MILLION)["checkpoints"]
+    assert checkpoints == 36 * MILLION * (config.checkpoint.keep + 1)
+    shared = config_of(experiment={"algorithm": "ppo"}, critic={"trunk": "shared"})
+    assert memory_forecast(shared, POLICY, None, critic_parameters=2 * MILLION) == memory_forecast(
+        config_of(), POLICY, None
+    )
