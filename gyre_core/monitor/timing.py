@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import resource
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
 
 PHASES = ("generation", "reward", "sample", "update", "broadcast_weights")
 """The named parts of a step; the rest of its time is `orchestration`."""
@@ -66,6 +68,12 @@ def throughput_metrics(samples: int, completion_tokens: int, seconds: Mapping[st
 
 
 def peak_memory_bytes() -> int:
-    """Largest resident memory of this process so far, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    """Largest resident memory of this process so far, in bytes.
+
+    Linux's `ru_maxrss` counts what the process was before it executed this program, so the kernel's own mark for the
+    program is read there.
+    """
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (mark,) = re.findall(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(mark) * 1024
