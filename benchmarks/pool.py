@@ -31,7 +31,7 @@ from gyre_core.experience.pool import Pool
 from gyre_core.experience.priority import sample_without_replacement
 from gyre_core.experience.schema import groups_to_table
 from gyre_core.experience.segments import write_segment
-from gyre_core.experience.snapshot import PoolState, encode_snapshot
+from gyre_core.experience.snapshot import PoolState, Snapshot
 from gyre_core.storage import open_storage
 from gyre_core.types import Completion, PolicyVersion, Prompt, Rollout, RolloutGroup, Score
 
@@ -116,7 +116,7 @@ def make_pool(groups: int, folder: Path) -> Pool:
     index.append([f"g{number}" for number in range(groups)], columns)
     advantages = [np.ones(SAMPLES, np.float32)] * 32
     states = {number: SegmentState(f"{number:08d}-0000", 1, advantages) for number in range(segments)}
-    snapshot: pa.Table = encode_snapshot(index, states, PoolState(0, 0, [], 0, 0))
+    snapshot: pa.Table = Snapshot.take(index, states, PoolState(0, 0, [], 0, 0)).to_table()
     config = ExperienceConfig(buffer_size=groups * SAMPLES, max_prompt_share=0.25)
     return Pool.restore(open_storage(folder), config, 1, snapshot)
 

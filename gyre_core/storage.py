@@ -248,8 +248,7 @@ class MemoryStorage(Storage):
 
     def create(self, name: str, data: bytes) -> None:
         try:
-            with self._lock:
-                self.files.pipe_file(self._path(name), data, mode="create")
+            self._create(name, data)
         except FileExistsError:
             if self.read(name) != data:
                 raise
@@ -262,8 +261,7 @@ class MemoryStorage(Storage):
         with tempfile.NamedTemporaryFile() as file:
             write(Path(file.name))
             data = Path(file.name).read_bytes()
-        with self._lock:
-            self.files.pipe_file(self._path(name), data, mode="create")
+        self._create(name, data)
         return len(data)
 
     @contextlib.contextmanager
@@ -280,25 +278,36 @@ class MemoryStorage(Storage):
         return self._entries(folder, "directory")
 
     def exists(self, name: str) -> bool:
-        # `isfile` would look through the names of all objects.
+        # fsspec would look through the names of all objects, here and where one is created.
         return self._path(name) in self.files.store
 
     def size(self, name: str) -> int:
-        return self.files.size(self._path(name))
+        try:
+            return self.files.store[self._path(name)].size
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._path(name)) from None
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self.files.rm_file(self._path(name))
 
     def delete_folder(self, folder: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self.files.rm(f"{self.root}/{folder}".rstrip("/"), recursive=True)
+        inside = f"{self.root}/{folder}".rstrip("/") + "/"
+        for path in list(self.files.store):
+            if path.startswith(inside):
+                self.files.store.pop(path, None)
 
     def free_bytes(self) -> None:
         return None
 
     def child(self, folder: str) -> MemoryStorage:
         return MemoryStorage(f"{self.root}/{folder}")
+
+    def _create(self, name: str, data: bytes) -> None:
+        with self._lock:
+            if self.exists(name):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._path(name))
+            self.files.pipe_file(self._path(name), data)
 
     def _path(self, name: str) -> str:
         return f"{self.root}/{_check_name(name)}"

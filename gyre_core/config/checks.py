@@ -192,6 +192,12 @@ def _rewards(config: GyreConfig) -> Iterator[Conflict]:
             "reward.functions",
             "there is neither a reward function nor models.reward; name one, such as {path: exact_match}.",
         )
+    if config.models.reward is not None and "reward_model" in {path.rpartition(":")[2] for path in paths}:
+        yield Conflict(
+            "reward.functions",
+            "a function is named reward_model, as the score of models.reward is in the metrics; rename the function.",
+            ("models.reward",),
+        )
     for path in sorted({path for path in paths if paths.count(path) > 1}):
         yield Conflict(
             "reward.functions", f"{path} is listed more than once; list it once, with the sum of its weights."

@@ -69,7 +69,9 @@ class Plan:
             )
         if self.max_refills:
             further = self.max_refills * self.prompts_per_step
-            lines.append(f"refills   at most {self.max_refills} a step, of {_count(further, 'prompt')} together")
+            lines.append(
+                f"refills   on top of these at most {self.max_refills} a step, of {_count(further, 'prompt')} together"
+            )
         return "\n".join(lines + [f"note      {note}" for note in self.notes])
 
 
@@ -118,9 +120,15 @@ def _notes(config: GyreConfig) -> tuple[str, ...]:
     notes: list[str] = []
     if config.models.ref is not None and learning.kl_coef == 0:
         notes.append("models.ref is not loaded, since learning.kl_coef is 0")
-    if learning.kl_coef > 0 and learning.kl_estimator == "k1":
+    if learning.kl_coef > 0 and learning.kl_in == "loss" and learning.kl_estimator == "k1":
         notes.append(
             "learning.kl_estimator k1 is logged, but as a loss its gradient is 0 in expectation; k2's is exact"
+        )
+    truncated = config.rollout.top_p < 1.0 or config.rollout.top_k > 0
+    if config.experiment.algorithm == "grpo" and learning.kl_in == "reward" and learning.kl_coef > 0 and truncated:
+        notes.append(
+            "learning.kl_in reward compares what was sampled under top_p and top_k with the whole reference, so that "
+            "the divergence is overestimated; loss is exact"
         )
     if config.data.evaluation_path is None and config.data.evaluation_size == 0:
         notes.append("no prompt is held out, so that nothing is evaluated; see data.evaluation_size")
@@ -139,28 +147,48 @@ def _idle_settings(config: GyreConfig) -> Iterator[str]:
         names = ("scale_interval", "scale_cooling", "pool_low_threshold", "pool_high_threshold")
         yield from _without_effect("elastic", config.elastic, names, "while elastic.enabled is false")
     yield from _idle_inputs(config)
+    yield from _idle_parts(config)
     learning = config.learning
     if config.experiment.algorithm == "ppo":
         names = ("advantage", "scale_advantages", "skip_dead_groups")
         yield from _without_effect("learning", learning, names, "with PPO, whose critic makes the advantages")
     else:
+        if learning.advantage == "leave_one_out":
+            yield from _without_effect("learning", learning, ("scale_advantages",), "with leave_one_out")
         names = tuple(type(config.critic).model_fields)
         yield from _without_effect("critic", config.critic, names, "without PPO")
-    if learning.kl_in == "reward":
-        yield from _without_effect(
-            "learning", learning, ("kl_estimator",), "on a penalty in the reward, which takes k1"
-        )
+    if learning.kl_coef == 0:
+        names = ("kl_in", "kl_estimator")
+        yield from _without_effect("learning", learning, names, "while learning.kl_coef is 0")
+    elif learning.kl_in == "reward":
+        where = "on a penalty in the reward, which takes k1; it only chooses how kl is logged"
+        yield from _without_effect("learning", learning, ("kl_estimator",), where)
+    if learning.importance_mode == "truncate":
+        where = "while learning.importance_mode is truncate"
+        yield from _without_effect("learning", learning, ("importance_floor",), where)
 
 
 def _idle_inputs(config: GyreConfig) -> Iterator[str]:
-    data, lora = config.data, config.models.lora
+    data = config.data
     tasks = [path.startswith("reasoning_gym:") for path in (data.path, data.evaluation_path or "")]
     if data.path != "arithmetic" and not tasks[0]:
         yield from _without_effect("data", data, ("size",), "for a file of prompts")
     if not any(tasks):
         yield from _without_effect("data", data, ("parameters",), "without a task of reasoning_gym")
+
+
+def _idle_parts(config: GyreConfig) -> Iterator[str]:
+    lora, shaping = config.models.lora, config.reward.shaping
     if not lora.rank:
         yield from _without_effect("models.lora", lora, ("alpha", "targets"), "while models.lora.rank is 0")
+    if config.experiment.algorithm != "ppo" or config.critic.trunk == "shared":
+        where = "without a critic of its own (experiment.algorithm ppo, critic.trunk own)"
+        yield from _without_effect("models", config.models, ("critic",), where)
+    if config.models.reward is None:
+        yield from _without_effect("reward", config.reward, ("model_weight",), "without models.reward")
+    if not shaping.overlong_buffer:
+        where = "while reward.shaping.overlong_buffer is 0"
+        yield from _without_effect("reward.shaping", shaping, ("overlong_penalty",), where)
 
 
 def _without_effect(name: str, section: Section, settings: Sequence[str], where: str) -> Iterator[str]:

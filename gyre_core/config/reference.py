@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gyre_core.config.fields import Field, list_fields, list_sections
 
-BEGIN = "<!-- settings: made from gyre_core/config/schema.py; renew with `python -m gyre_core.config.reference` -->"
+BEGIN = "<!-- settings: made from gyre_core/config/sections; renew with `python -m gyre_core.config.reference` -->"
 
 
 def settings_reference() -> str:

@@ -52,16 +52,16 @@ class PromptCursor:
         batch: list[Prompt] = []
         for position in range(start, start + count):
             cycle, place = divmod(position, len(self.prompts))
-            order = np.random.default_rng([self.seed, _REFILL_STREAM, step, cycle]).permutation(len(self.prompts))
+            order = _shuffled((self.seed, _REFILL_STREAM, step, cycle), len(self.prompts))
             batch.append(self.prompts[order[place]])
         return batch
 
     def _order(self, epoch: int) -> Sequence[int] | NDArray[np.int64]:
         count = len(self.prompts)
-        return _shuffled(self.seed, epoch, count) if self.shuffle else range(count)
+        return _shuffled((self.seed, _SHUFFLE_STREAM, epoch), count) if self.shuffle else range(count)
 
 
 @lru_cache(maxsize=4)
-def _shuffled(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
-    """The order of the prompts in an epoch, `[count]`."""
-    return np.random.default_rng([seed, _SHUFFLE_STREAM, epoch]).permutation(count)
+def _shuffled(seed: tuple[int, ...], count: int) -> NDArray[np.int64]:
+    """An order of the prompts, `[count]`."""
+    return np.random.default_rng(seed).permutation(count)

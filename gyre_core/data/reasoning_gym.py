@@ -23,7 +23,7 @@ def read_reasoning_gym(task: str, parameters: Mapping[str, Any], size: int, seed
     """
     registry = _registry()
     if task not in registry:
-        raise ValueError(f"data.path: reasoning-gym has no task '{task}'{_nearest(task, [*registry])}")
+        raise ValueError(f"{PREFIX}{task}: reasoning-gym has no task '{task}'{_nearest(task, [*registry])}")
     dataset_type, config_type = registry[task]
     known = [field.name for field in dataclasses.fields(config_type) if field.name not in ("seed", "size")]
     for name in parameters:
@@ -64,7 +64,7 @@ def _registry() -> Mapping[str, tuple[Any, Any]]:
         if (error.name or "").partition(".")[0] != "reasoning_gym":
             raise
         raise ValueError(
-            "data.path: a task of reasoning-gym needs the library; install it by `pip install 'gyre[rewards]'`"
+            f"{PREFIX}…: a task of reasoning-gym needs the library; install it by `pip install 'gyre[rewards]'`"
         ) from None
 
 

@@ -38,6 +38,11 @@ class Engine(Protocol):
         """The loaded policy version; None before the first load."""
         ...
 
+    @property
+    def max_positions(self) -> int:
+        """Tokens of prompt and completion together, at the most."""
+        ...
+
     def generate(self, requests: Sequence[GroupRequest], sampling: SamplingParameters) -> AsyncIterator[Completion]:
         """Complete each group's prompt `sampling.samples` times; yields sequences as they finish.
 

@@ -17,7 +17,7 @@ from gyre_core.engines.stopping import StopTexts
 from gyre_core.engines.streams import Job
 from gyre_core.policy.models import Policy, copy_weights
 from gyre_core.policy.sampling import group_key, sample_tokens, truncated_log_probabilities, uniform
-from gyre_core.policy.tokens import decode
+from gyre_core.policy.tokens import decode_all
 from gyre_core.types import Completion, PolicyVersion, SamplingParameters
 
 Arrival = tuple[Job, Completion | None]
@@ -158,7 +158,7 @@ class Decoder:
         positions = self._rows.prompt_lengths[:count] + self._rows.lengths[:count] - 1
         at = torch.from_numpy(positions).to(device)
         output = self._policy.model(
-            input_ids=torch.from_numpy(self._rows.last_tokens(count)).to(device, torch.int64)[:, None],
+            input_ids=torch.from_numpy(self._rows.newest_tokens(np.arange(count))).to(device, torch.int64)[:, None],
             attention_mask=self._cache.aim(at, int(positions.max()) + 1),
             position_ids=at[:, None],
             cache=self._cache,
@@ -170,11 +170,12 @@ class Decoder:
     def _append(self, first: int, logits: torch.Tensor) -> list[Arrival]:
         """Sample a token for each row from `first` on by `logits`, `[rows, vocabulary]`, and finish what ends."""
         rows = np.arange(first, self.in_flight)
-        used = np.unique(self._rows.settings[rows])
-        for setting in used:
+        for setting, sampling in enumerate(self._settings):
             chosen = np.flatnonzero(self._rows.settings[rows] == setting)
-            part = logits if len(used) == 1 else logits[torch.from_numpy(chosen).to(logits.device)]
-            token_ids, log_probabilities = self._sample(rows[chosen], part, self._settings[setting])
+            if not len(chosen):
+                continue
+            part = logits if len(chosen) == len(rows) else logits[torch.from_numpy(chosen).to(logits.device)]
+            token_ids, log_probabilities = self._sample(rows[chosen], part, sampling)
             self._rows.append_tokens(rows[chosen], token_ids, log_probabilities)
         ended = rows[self._ended(rows)]
         arrivals = self._finished(ended)
@@ -201,40 +202,48 @@ class Decoder:
     def _ended(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether each row has ended: by an end-of-sequence token, by its length, or by a stop text."""
         table = self._rows
-        newest = table.token_ids[rows, table.lengths[rows] - 1]
-        ended = np.isin(newest, self._eos_ids) | (table.lengths[rows] >= table.limits[rows])
-        for setting in np.unique(table.settings[rows]):
-            stop = StopTexts(self._settings[setting].stop)
+        ended = self._by_token(rows) | (table.lengths[rows] >= table.limits[rows])
+        for setting, sampling in enumerate(self._settings):
+            stop = StopTexts(sampling.stop)
             unfinished = np.flatnonzero(~ended & (table.settings[rows] == setting)) if stop.texts else ()
             for index in unfinished:
-                ended[index] = stop.ends(self._policy.tokenizer, self._token_ids(int(rows[index])))
+                ended[index] = stop.ends(self._policy.tokenizer, self._rows.completion(int(rows[index])))
         return ended
 
-    def _token_ids(self, row: int) -> NDArray[np.int32]:
-        return self._rows.token_ids[row, : self._rows.lengths[row]]
+    def _by_token(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the newest token of each row is an end-of-sequence token."""
+        return (self._rows.newest_tokens(rows)[:, None] == self._eos_ids).any(axis=1)
 
     def _finished(self, rows: NDArray[np.int64]) -> list[Arrival]:
         """The completions of rows that have ended."""
-        return [(self._rows.job(row), self._completion(row)) for row in rows.tolist()]
+        by_token = self._by_token(rows).tolist()
+        kept = [self._rows.completion(row).tolist() for row in rows.tolist()]
+        texts = decode_all(
+            self._policy.tokenizer, [ids[:-1] if cut else ids for ids, cut in zip(kept, by_token, strict=True)]
+        )
+        now = time.time()
+        self.generated_tokens += int(self._rows.lengths[rows].sum())
+        self.finished_sequences += len(rows)
+        return [
+            (self._rows.job(row), self._completion(row, text, ended_by_token, now))
+            for row, text, ended_by_token in zip(rows.tolist(), texts, by_token, strict=True)
+        ]
 
-    def _completion(self, row: int) -> Completion:
+    def _completion(self, row: int, text: str, by_token: bool, now: float) -> Completion:
         assert self.version is not None
-        job, token_ids = self._rows.job(row), self._token_ids(row).copy()
-        by_token = token_ids[-1] in self._policy.tokens.eos_ids
-        text = decode(self._policy.tokenizer, token_ids[:-1] if by_token else token_ids)
+        table, job = self._rows, self._rows.job(row)
+        token_ids = table.completion(row).copy()
         stop_at = StopTexts(job.sampling.stop).find(text)
-        self.generated_tokens += len(token_ids)
-        self.finished_sequences += 1
         return Completion(
             group_id=job.request.group_id,
-            sample_index=int(self._rows.sample_indices[row]),
+            sample_index=int(table.sample_indices[row]),
             token_ids=token_ids,
-            log_probabilities=self._rows.log_probabilities[row, : len(token_ids)].copy(),
+            log_probabilities=table.log_probabilities[row, : len(token_ids)].copy(),
             text=text[:stop_at],
             finish_reason="stop" if by_token or stop_at is not None else "length",
             version=self.version,
-            started_at=float(self._rows.started_at[row]),
-            finished_at=time.time(),
+            started_at=float(table.started_at[row]),
+            finished_at=now,
         )
 
     def _remove(self, rows: NDArray[np.int64]) -> None:

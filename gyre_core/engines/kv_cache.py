@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 KeysValues = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer, `[rows, heads, slots, head_size]`."""
 _CHUNK = 16
-"""Slots grow by multiples of this."""
+"""Slots are held and read in multiples of this: attention is slower over a rest that fills no vector register."""
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -88,8 +88,9 @@ class SlotCache(Cache):
     def aim(self, positions: torch.Tensor, extent: int) -> torch.Tensor:
         """Have the next forward pass write row r's token at `positions[r]`, all below `extent`.
 
-        Returns its attention mask, `[rows, 1, 1, extent]`, true where a row's token may look.
+        Returns its attention mask, `[rows, 1, 1, slots]`, true where a row's token may look.
         """
+        extent = _whole_chunks(extent)
         rows = torch.arange(len(positions), device=positions.device)
         for layer in self._slot_layers:
             assert layer.keys is not None
@@ -104,7 +105,7 @@ def _grown(tensor: torch.Tensor | None, rows: int, slots: int, like: torch.Tenso
     if tensor is not None and rows <= held_rows and slots <= held_slots:
         return tensor
     if slots > held_slots:
-        slots = -(-max(slots, held_slots * 3 // 2) // _CHUNK) * _CHUNK
+        slots = _whole_chunks(max(slots, held_slots * 3 // 2))
     if rows > held_rows:
         rows = max(rows, held_rows * 3 // 2)
     # Zeros, because a masked slot still takes part in a product, and what lies in fresh memory may be no number.
@@ -112,3 +113,7 @@ def _grown(tensor: torch.Tensor | None, rows: int, slots: int, like: torch.Tenso
     if tensor is not None:
         grown[:held_rows, :, :held_slots] = tensor
     return grown
+
+
+def _whole_chunks(slots: int) -> int:
+    return -(-slots // _CHUNK) * _CHUNK

@@ -44,9 +44,13 @@ class RowTable:
         self.log_probabilities[rows, self.lengths[rows]] = log_probabilities
         self.lengths[rows] += 1
 
-    def last_tokens(self, count: int) -> NDArray[np.int32]:
-        """The newest token of each of the first `count` rows."""
-        return self.token_ids[np.arange(count), self.lengths[:count] - 1]
+    def newest_tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The newest token of each of `rows`."""
+        return self.token_ids[rows, self.lengths[rows] - 1]
+
+    def completion(self, row: int) -> NDArray[np.int32]:
+        """The tokens so far of one row, `[time]`; a view."""
+        return self.token_ids[row, : self.lengths[row]]
 
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
         """Copy the rows `sources` to the rows `targets`."""

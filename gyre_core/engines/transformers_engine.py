@@ -37,7 +37,7 @@ class TransformersEngine:
 
     def __init__(self, policy: Policy, sequences_in_flight: int = 256) -> None:
         """Raises ValueError for a model with layers other than attention."""
-        self._max_positions = min(policy.max_positions, attention_reach(policy.model.config))
+        self.max_positions = int(min(policy.max_positions, attention_reach(policy.model.config)))
         policy.model.set_attn_implementation("sdpa")
         self._vocabulary: int = policy.model.config.vocab_size
         self._decoder = Decoder(policy, sequences_in_flight)
@@ -127,10 +127,10 @@ class TransformersEngine:
             raise ValueError(f"{name} has no tokens")
         if token_ids.min() < 0 or token_ids.max() >= self._vocabulary:
             raise ValueError(f"{name} holds a token id outside the policy's vocabulary of {self._vocabulary}")
-        if len(token_ids) + sampling.max_tokens > self._max_positions:
+        if len(token_ids) + sampling.max_tokens > self.max_positions:
             raise ValueError(
                 f"{name} has {len(token_ids)} tokens, which with max_tokens {sampling.max_tokens} exceeds the "
-                f"policy's {self._max_positions} positions; shorten the prompt or lower rollout.max_tokens"
+                f"policy's {self.max_positions} positions; shorten the prompt or lower rollout.max_tokens"
             )
 
     async def _in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

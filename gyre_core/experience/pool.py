@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from gyre_core.algorithms.advantages import for_each_group
 from gyre_core.cluster.epochs import require_current
 from gyre_core.cluster.requests import prune_requests, request_step
 from gyre_core.config.sections import ExperienceConfig
@@ -28,6 +29,7 @@ from gyre_core.experience.index import GroupIndex, GroupState, prompt_key
 from gyre_core.experience.ledger import AdmissionLedger
 from gyre_core.experience.priority import effective_sampling_rate, importance_weights, signals
 from gyre_core.experience.segments import (
+    CommittedSegment,
     CorruptSegmentError,
     delete_segment,
     prune_tombstones,
@@ -36,7 +38,7 @@ from gyre_core.experience.segments import (
     segment_ids,
     segment_name,
 )
-from gyre_core.experience.snapshot import PoolState, decode_snapshot, encode_snapshot
+from gyre_core.experience.snapshot import PoolState, Snapshot, decode_snapshot
 from gyre_core.storage import Storage
 from gyre_core.types import Minibatch, PolicyVersion, TrainingGroup
 
@@ -75,20 +77,27 @@ class Pool:
         return self._consumed
 
     def admit(
-        self, request_id: str, step: int, advantages: Advantages, now: float, *, skip_dead_groups: bool
+        self,
+        request_id: str,
+        step: int,
+        advantages: Advantages,
+        now: float,
+        *,
+        skip_dead_groups: bool,
+        committed: CommittedSegment | None = None,
     ) -> Admission:
         """Take in the request's segment at `step`, once; asked again, returns the same Admission.
 
-        A group of several rows whose advantages are all equal is dead; with `skip_dead_groups` it is never drawn.
-        Groups beyond `buffer_size` samples leave, oldest first. Raises FileNotFoundError when there is no segment;
-        after any error the call may be repeated.
+        `committed` is the segment as this process wrote it, if it did. A group of several rows whose advantages are all
+        equal is dead; with `skip_dead_groups` it is never drawn. Groups beyond `buffer_size` samples leave, oldest
+        first. Raises FileNotFoundError when there is no segment; after any error the call may be repeated.
         """
         if request_id in self._admissions:
             return self._admissions[request_id]
         if self._ledger.settled(request_id):
             return Admission(request_id, step, "ignored")
         try:
-            generated = tuple(read_segment(self._storage, request_id))
+            generated = read_segment(self._storage, request_id, committed)
         except CorruptSegmentError as error:
             quarantine(self._storage, error.name, error.reason)
             self._quarantined += 1
@@ -207,8 +216,8 @@ class Pool:
         """Give up what is still missing of steps before `before_step`: a segment that comes later is ignored."""
         self._ledger.close(before_step)
 
-    def snapshot(self, step: int) -> pa.Table:
-        """The index after `step`, with references to its segments: one row per group.
+    def snapshot(self, step: int) -> Snapshot:
+        """The index after `step`, with references to its segments.
 
         Taken between steps: once a later step was consumed, this is no longer the state after `step`.
         """
@@ -218,7 +227,7 @@ class Pool:
                 self._retired[request_id] = step
         self._watermarks[step] = self._ledger.watermark
         state = PoolState(step, self._ledger.watermark, self._ledger.admitted, self._consumed, self._quarantined)
-        return encode_snapshot(self._index, self._segments, state)
+        return Snapshot.take(self._index, self._segments, state)
 
     @classmethod
     def restore(
@@ -310,7 +319,9 @@ class Pool:
     ) -> int:
         """Put an admitted segment into the index; returns its dead groups. Touches memory only."""
         number, self._next_segment = self._next_segment, self._next_segment + 1
-        dead = [len(group.advantages) > 1 and np.ptp(group.advantages) == 0.0 for group in groups]
+        advantages = [group.advantages for group in groups]
+        ranges = for_each_group(lambda values: np.ptp(values, axis=1), advantages)
+        dead = [len(group) > 1 and width == 0.0 for group, width in zip(advantages, ranges, strict=True)]
         states = [GroupState.DEAD if skip_dead_groups and is_dead else GroupState.LIVE for is_dead in dead]
         columns = {
             "segment": number,
@@ -320,14 +331,14 @@ class Pool:
             "version_epoch": [group.version.epoch for group in groups],
             "version_number": [group.version.number for group in groups],
             "admitted_at": now,
-            "mean_reward": [group.rewards.mean() for group in groups],
-            "spread": [np.abs(group.advantages).mean() for group in groups],
+            "mean_reward": for_each_group(lambda values: values.mean(axis=1), [group.rewards for group in groups]),
+            "spread": for_each_group(lambda values: np.abs(values).mean(axis=1), advantages),
             "policy_change": 0.0,
             "uses": 0,
             "state": states,
         }
         self._index.append([group.group_id for group in groups], columns)
-        self._segments[number] = SegmentState(request_id, size, [group.advantages for group in groups], groups)
+        self._segments[number] = SegmentState(request_id, size, advantages, groups)
         return sum(dead)
 
     def _evict(self) -> None:

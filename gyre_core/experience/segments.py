@@ -10,8 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from gyre_core.cluster.requests import announced, request_step
+from xxhash import xxh3_128_hexdigest
+
+from gyre_core.cluster.requests import announced, latest_attempt, request_step
 from gyre_core.experience.schema import SEGMENT_FORMAT, groups_to_table, table_to_groups
 from gyre_core.experience.tables import CorruptObjectError, decode_table, encode_table
 from gyre_core.storage import Storage
@@ -22,8 +25,20 @@ class CorruptSegmentError(CorruptObjectError):
     """A segment is damaged, of another format, or another request's."""
 
 
-def write_segment(storage: Storage, request_id: str, groups: Sequence[RolloutGroup]) -> int:
-    """Publish the request's segment and return its bytes.
+@dataclass(frozen=True, slots=True)
+class CommittedSegment:
+    """A segment that this process wrote: what it says, so that it need not be decoded here, and what it is.
+
+    `size` is in bytes, `digest` their xxh3-128.
+    """
+
+    groups: tuple[RolloutGroup, ...]
+    size: int
+    digest: str
+
+
+def write_segment(storage: Storage, request_id: str, groups: Sequence[RolloutGroup]) -> CommittedSegment:
+    """Publish the request's segment.
 
     Raises FileExistsError when somebody has committed other groups for this request, or the owner is done with it.
     """
@@ -31,17 +46,21 @@ def write_segment(storage: Storage, request_id: str, groups: Sequence[RolloutGro
         raise FileExistsError(f"request {request_id} was committed, used and deleted")
     data = encode_table(groups_to_table(request_id, groups), SEGMENT_FORMAT, {"request_id": request_id})
     storage.create(segment_name(storage, request_id), data)
-    return len(data)
+    return CommittedSegment(tuple(groups), len(data), xxh3_128_hexdigest(data))
 
 
-def read_segment(storage: Storage, request_id: str) -> list[RolloutGroup]:
+def read_segment(
+    storage: Storage, request_id: str, committed: CommittedSegment | None = None
+) -> tuple[RolloutGroup, ...]:
     """The groups of the request's segment, every checksum verified.
 
-    Raises FileNotFoundError when there is no segment, and CorruptSegmentError, which names the file and the reason,
-    when there is a damaged or foreign one.
+    One that holds the very bytes that this process `committed` is not decoded. Raises FileNotFoundError when there is
+    no segment, and CorruptSegmentError, which names the file and the reason, when there is a damaged or foreign one.
     """
     name = segment_name(storage, request_id)
     data = storage.read(name)
+    if committed is not None and xxh3_128_hexdigest(data) == committed.digest:
+        return committed.groups
     try:
         table, facts = decode_table(data, SEGMENT_FORMAT, name)
     except CorruptObjectError as error:
@@ -50,7 +69,7 @@ def read_segment(storage: Storage, request_id: str) -> list[RolloutGroup]:
     if found != {request_id} and not (table.num_rows == 0 and facts.get("request_id") == request_id):
         raise CorruptSegmentError(name, f"it belongs to request {', '.join(map(str, found - {request_id}))}")
     try:
-        return table_to_groups(table)
+        return tuple(table_to_groups(table))
     except ValueError as error:
         raise CorruptSegmentError(name, str(error)) from error
 
@@ -65,6 +84,11 @@ def segment_ids(storage: Storage) -> list[str]:
 def segment_exists(storage: Storage, request_id: str) -> bool:
     """Whether the request was answered: its segment is there and was not put aside."""
     return storage.exists(segment_name(storage, request_id))
+
+
+def open_attempt(storage: Storage, request_id: str) -> int | None:
+    """The newest attempt of a request that was not answered yet; None for one that was."""
+    return None if segment_exists(storage, request_id) else latest_attempt(storage, request_id)
 
 
 def open_requests(storage: Storage) -> dict[str, int]:

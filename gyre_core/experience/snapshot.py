@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from gyre_core.experience.contents import SegmentState
 from gyre_core.experience.index import INDEX_COLUMNS, GroupIndex
@@ -30,23 +31,39 @@ class PoolState:
     quarantined: int
 
 
-def encode_snapshot(index: GroupIndex, segments: Mapping[int, SegmentState], state: PoolState) -> pa.Table:
-    """The index as a table, one row per group in its order; the pool's state goes into the schema's metadata."""
-    numbers, positions = index["segment"].tolist(), index["position"].tolist()
-    places = list(zip(numbers, positions, strict=True))
-    columns: dict[str, Any] = {name: pa.array(index[name]) for name in INDEX_COLUMNS}
-    columns |= {
-        "group_id": pa.array(index.group_ids, type=pa.string()),
-        "request_id": pa.array([segments[number].request_id for number in numbers], type=pa.string()),
-        "segment_bytes": pa.array([segments[number].size for number in numbers], type=pa.int64()),
-        "advantages": list_array([segments[number].advantages[position] for number, position in places], _ADVANTAGES),
-    }
-    metadata = {"gyre.format": SNAPSHOT_FORMAT, "gyre.pool": json.dumps(asdict(state))}
-    return pa.table(columns, metadata=metadata)
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The pool at one instant: quickly taken, and a table for who keeps it or goes back to it."""
+
+    group_ids: list[str]
+    columns: Mapping[str, NDArray[Any]]
+    segments: Mapping[int, SegmentState]
+    state: PoolState
+
+    @classmethod
+    def take(cls, index: GroupIndex, segments: Mapping[int, SegmentState], state: PoolState) -> Snapshot:
+        """Copy what may change; what the table says of a segment never does."""
+        columns = {name: index[name].copy() for name in INDEX_COLUMNS}
+        return cls(list(index.group_ids), columns, dict(segments), state)
+
+    def to_table(self) -> pa.Table:
+        """One row per group, in the index's order; the pool's state goes into the schema's metadata."""
+        segments = [self.segments[number] for number in self.columns["segment"].tolist()]
+        positions = self.columns["position"].tolist()
+        advantages = [segment.advantages[position] for segment, position in zip(segments, positions, strict=True)]
+        columns: dict[str, Any] = {name: pa.array(values) for name, values in self.columns.items()}
+        columns |= {
+            "group_id": pa.array(self.group_ids, type=pa.string()),
+            "request_id": pa.array([segment.request_id for segment in segments], type=pa.string()),
+            "segment_bytes": pa.array([segment.size for segment in segments], type=pa.int64()),
+            "advantages": list_array(advantages, _ADVANTAGES),
+        }
+        metadata = {"gyre.format": SNAPSHOT_FORMAT, "gyre.pool": json.dumps(asdict(self.state))}
+        return pa.table(columns, metadata=metadata)
 
 
 def decode_snapshot(table: pa.Table) -> tuple[GroupIndex, dict[int, SegmentState], PoolState]:
-    """The inverse of `encode_snapshot`, with the segments numbered anew and not decoded yet; raises ValueError."""
+    """The inverse of `Snapshot.to_table`, with the segments numbered anew and not decoded yet; raises ValueError."""
     metadata = table.schema.metadata or {}
     found = metadata.get(b"gyre.format", b"none").decode()
     if found != SNAPSHOT_FORMAT:

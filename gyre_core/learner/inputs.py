@@ -70,14 +70,11 @@ def prompt_completions(groups: Iterable[TrainingGroup]) -> list[PromptCompletion
 
 def engine_as_old_policy(groups: Sequence[TrainingGroup], config: LearningConfig) -> OldPolicy:
     """The old policy where the engine sampled with the learner's own weights, untruncated: the engine's."""
-    return OldPolicy(
-        {
-            group.group_id: GroupOldPolicy(behaviour, np.ones_like(behaviour), _completions_trained(group, config))
-            for group in groups
-            for behaviour in (np.concatenate(group.behaviour),)
-        },
-        metrics={},
-    )
+    if not groups:
+        return OldPolicy({}, metrics={})
+    behaviour = _behaviour(groups)
+    trained = _completions_trained(groups, config)
+    return OldPolicy(_old_policies(groups, behaviour, np.ones_like(behaviour), trained), metrics={})
 
 
 def corrected_old_policy(
@@ -91,7 +88,7 @@ def corrected_old_policy(
     `log_probabilities` and `truncated` are `[tokens]` of all groups, one after the other; `truncated` is None where
     sampling is not truncated.
     """
-    engine = torch.from_numpy(np.concatenate([part for group in groups for part in group.behaviour]))
+    engine = torch.from_numpy(_behaviour(groups))
     learner = log_probabilities if truncated is None else truncated
     uncapped, supported = importance_weights(learner, engine)
     if config.importance_mode == "mask":
@@ -112,10 +109,8 @@ def corrected_old_policy(
             "sampling/sampling_logp_difference/mean": float(difference.mean()),
             "sampling/sampling_logp_difference/max": float(difference.max()),
         }
-    completions_trained = np.concatenate([_completions_trained(group, config) for group in groups])
-    columns = (log_probabilities.numpy(), weights.numpy(), counted.numpy() & completions_trained)
-    parts = zip(groups, *(split_by_group(column, groups) for column in columns), strict=True)
-    return OldPolicy({group.group_id: GroupOldPolicy(*values) for group, *values in parts}, metrics)
+    trained = counted.numpy() & _completions_trained(groups, config)
+    return OldPolicy(_old_policies(groups, log_probabilities.numpy(), weights.numpy(), trained), metrics)
 
 
 def split_by_group(column: NDArray[np.generic], groups: Sequence[TrainingGroup]) -> list[NDArray[np.generic]]:
@@ -181,7 +176,19 @@ def references(groups: Sequence[TrainingGroup], kl_coef: float) -> list[NDArray[
     return parts
 
 
-def _completions_trained(group: TrainingGroup, config: LearningConfig) -> NDArray[np.bool_]:
+def _behaviour(groups: Sequence[TrainingGroup]) -> NDArray[np.float32]:
+    """The engine's log-probabilities, `[tokens]`."""
+    return np.concatenate([part for group in groups for part in group.behaviour])
+
+
+def _completions_trained(groups: Sequence[TrainingGroup], config: LearningConfig) -> NDArray[np.bool_]:
     """Whether each token's completion is trained on, `[tokens]`."""
-    kept = ~group.truncated if config.mask_truncated else np.ones(len(group.completions), dtype=np.bool_)
-    return np.repeat(kept, [len(completion) for completion in group.completions])
+    truncated = np.concatenate([group.truncated for group in groups])
+    kept = ~truncated if config.mask_truncated else np.ones_like(truncated)
+    return np.repeat(kept, [len(completion) for group in groups for completion in group.completions])
+
+
+def _old_policies(groups: Sequence[TrainingGroup], *columns: NDArray[np.generic]) -> dict[str, GroupOldPolicy]:
+    """Each group's part of the columns, which are `[tokens]` and in the order of `GroupOldPolicy`."""
+    parts = zip(groups, *(split_by_group(column, groups) for column in columns), strict=True)
+    return {group.group_id: GroupOldPolicy(*values) for group, *values in parts}

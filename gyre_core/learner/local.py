@@ -203,8 +203,8 @@ class LocalLearner:
 
     def _backward(self, micro_batch: MicroBatch, inputs: MinibatchInputs, kl_coef: float) -> dict[str, torch.Tensor]:
         """Add a micro-batch's gradient to the masters'; returns sums over its tokens."""
-        places = torch.from_numpy(micro_batch.places).to(self._model.device)
         states = predicting_states(self._model, micro_batch)
+        places = torch.from_numpy(micro_batch.places).to(states.device)
         scored = token_statistics(
             self._model,
             states,

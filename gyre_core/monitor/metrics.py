@@ -21,6 +21,8 @@ from gyre_core.storage import open_storage
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
+FLUSH_SECONDS = 5
+"""How long TensorBoard's events may wait for their readers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,10 @@ class MetricsWriter:
         return len(rows) - len(kept)
 
     def sync(self) -> None:
-        """Make every line durable, so that it outlives the machine and not only this process."""
+        """Make every line durable, so that it outlives the machine and not only this process; TensorBoard's events
+        outlive the process."""
+        if self._tensorboard is not None:
+            self._tensorboard.flush()
         if self._path.exists():
             with self._path.open("ab") as file:
                 os.fsync(file.fileno())
@@ -156,7 +161,7 @@ class _TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self._summary = Summary
-        self._open: Callable[..., SummaryWriter] = partial(SummaryWriter, str(folder))
+        self._open: Callable[..., SummaryWriter] = partial(SummaryWriter, str(folder), flush_secs=FLUSH_SECONDS)
         self._writer = self._open()
 
     def write(self, step: int, metrics: Mapping[str, float], now: float) -> None:
@@ -164,6 +169,9 @@ class _TensorBoard:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         assert self._writer.file_writer is not None, "the writer is open"
         self._writer.file_writer.add_summary(self._summary(value=values), step, walltime=now)
+
+    def flush(self) -> None:
+        """Have readers see all that was written."""
         self._writer.flush()
 
     def purge_from(self, step: int) -> None:

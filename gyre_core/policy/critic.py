@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from gyre_core.policy.logprobs import CausalLM, check_packed_states, predicting_states
-from gyre_core.policy.models import without_dropout
+from gyre_core.policy.models import check_all_loaded, without_dropout
 from gyre_core.policy.packing import PromptCompletions, plan_micro_batches
 
 
@@ -107,7 +107,6 @@ def _load_trunk(source: str, vocabulary: int) -> PreTrainedModel:
     except (OSError, ValueError) as error:
         raise ValueError(f"models.critic: {source} cannot be read: {error}") from error
     trunk, report = loaded
-    if missing := sorted(report["missing_keys"]):
-        raise ValueError(f"models.critic: the weights in {source} lack {missing[0]} and {len(missing) - 1} others")
+    check_all_loaded(report, f"models.critic: the weights in {source}")
     check_packed_states(without_dropout(trunk))
     return trunk

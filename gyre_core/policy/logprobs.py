@@ -48,7 +48,7 @@ def predicting_states(model: PreTrainedModel, micro_batch: MicroBatch) -> torch.
     """
     states = _hidden_states(model, micro_batch).flatten(0, 1)
     # An embedding look-up gathers rows like indexing does, and its gradient adds up in a fixed order.
-    return torch.nn.functional.embedding(torch.from_numpy(micro_batch.sources).to(model.device), states)
+    return torch.nn.functional.embedding(torch.from_numpy(micro_batch.sources).to(states.device), states)
 
 
 def packed_statistics(
@@ -78,7 +78,7 @@ def token_statistics(
     Logits are made chunk by chunk, and recomputed in the backward pass when there is more than one chunk, so that
     peak memory follows the chunk. Without `entropy_gradient` the entropy has none.
     """
-    targets = torch.from_numpy(token_ids).to(model.device)
+    targets = torch.from_numpy(token_ids).to(states.device)
     head = model.get_output_embeddings()
     assert head is not None, "a causal language model has a head"
     score = partial(_score_chunk, head, sampling, truncated, entropy_gradient)
@@ -225,28 +225,30 @@ def _hidden_states(model: PreTrainedModel, micro_batch: MicroBatch) -> torch.Ten
             f"a sequence of {micro_batch.positions.max() + 2} tokens exceeds the model's attention window of {window}; "
             "lower rollout.max_tokens or data.max_prompt_tokens"
         )
+    device = model.device
     output = model.base_model(
-        input_ids=torch.from_numpy(micro_batch.token_ids).to(model.device),
-        position_ids=torch.from_numpy(micro_batch.positions).to(model.device),
-        attention_mask=_shared_prompt_mask(micro_batch, model) if micro_batch.shared else None,
+        input_ids=torch.from_numpy(micro_batch.token_ids).to(device),
+        position_ids=torch.from_numpy(micro_batch.positions).to(device),
+        attention_mask=_shared_prompt_mask(micro_batch, model.dtype, device) if micro_batch.shared else None,
         use_cache=False,
     )
     return output.last_hidden_state
 
 
-def _shared_prompt_mask(micro_batch: MicroBatch, model: CausalLM) -> torch.Tensor:
-    """The additive mask `[rows, 1, time, time]`: 0 for what a token attends to, the lowest number elsewhere.
+def _shared_prompt_mask(micro_batch: MicroBatch, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The additive mask `[rows, 1, time, time]`: 0 for what a token attends to, minus infinity elsewhere.
 
     A token attends to earlier ones of the prompt and of its own completion. Padding attends to itself, so that no row
     of the attention is empty. Without shared prompts plain causal attention does the same, and faster.
     """
-    segments = torch.from_numpy(micro_batch.segments).to(model.device)
+    segments = torch.from_numpy(micro_batch.segments).to(device)
     time = segments.shape[1]
-    causal = torch.ones(time, time, dtype=torch.bool, device=model.device).tril()
+    causal = torch.ones(time, time, dtype=torch.bool, device=device).tril()
     prompt_or_same = (segments[:, None, :] == 0) | (segments[:, None, :] == segments[:, :, None])
     hidden = ~(causal & prompt_or_same)
-    mask = torch.zeros(hidden.shape, dtype=model.dtype, device=model.device)
-    return mask.masked_fill_(hidden, torch.finfo(model.dtype).min)[:, None]
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
+    # Not the type's lowest number: its exponential costs some processors a slow path.
+    return mask.masked_fill_(hidden, -torch.inf)[:, None]
 
 
 def _score_chunk(

@@ -105,10 +105,18 @@ def load_model(source: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     except OSError as error:
         raise ValueError(f"model folder {source}: its weights cannot be read: {error}") from error
     model, report = loaded
+    check_all_loaded(report, f"model folder {source}: its weights")
+    return without_dropout(model)
+
+
+def check_all_loaded(report: Mapping[str, Any], weights: str) -> None:
+    """Raise ValueError when transformers' report of a loading names weights that are missing or of another shape.
+
+    `weights` begins the message: which weights, and where they lie.
+    """
     missing = sorted(report["missing_keys"]) + sorted(str(mismatch) for mismatch in report["mismatched_keys"])
     if missing:
-        raise ValueError(f"model folder {source}: its weights lack {missing[0]} and {len(missing) - 1} others")
-    return without_dropout(model)
+        raise ValueError(f"{weights} lack {missing[0]} and {len(missing) - 1} others")
 
 
 def copy_policy(policy: Policy, dtype: torch.dtype) -> Policy:

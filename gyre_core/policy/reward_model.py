@@ -20,7 +20,7 @@ from transformers import (
 from transformers.modeling_layers import GenericForSequenceClassification
 
 from gyre_core.config.sections import ModelsConfig
-from gyre_core.policy.models import find_device, load_tokenizer, without_dropout
+from gyre_core.policy.models import check_all_loaded, find_device, load_tokenizer, without_dropout
 from gyre_core.policy.tokens import render_prompt
 from gyre_core.types import Completion, Prompt
 
@@ -69,9 +69,7 @@ def load_reward_model(models: ModelsConfig, tokens_per_batch: int) -> RewardMode
     except OSError as error:
         raise ValueError(f"models.reward: the weights in {folder} cannot be read: {error}") from error
     model, report = loaded
-    missing = sorted(report["missing_keys"]) + sorted(str(mismatch) for mismatch in report["mismatched_keys"])
-    if missing:
-        raise ValueError(f"models.reward: the weights in {folder} lack {missing[0]} and {len(missing) - 1} others")
+    check_all_loaded(report, f"models.reward: the weights in {folder}")
     model = without_dropout(model).requires_grad_(False)
     torch.nn.Module.to(model, find_device(models.device))
     return RewardModel(model, load_tokenizer(folder), tokens_per_batch)

@@ -63,11 +63,18 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[st
 
 def decode(tokenizer: PreTrainedTokenizerBase, token_ids: Iterable[int]) -> str:
     """The text of a completion, special tokens left out; ids that the tokenizer lacks have no text."""
+    return decode_all(tokenizer, [token_ids])[0]
+
+
+def decode_all(tokenizer: PreTrainedTokenizerBase, completions: Iterable[Iterable[int]]) -> list[str]:
+    """The text of each completion, as `decode` gives it."""
     size = len(tokenizer)
-    known = [token for token in token_ids if token < size]
-    text = tokenizer.decode(known, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    assert isinstance(text, str)
-    return text
+    known = [[token for token in token_ids if token < size] for token_ids in completions]
+    if not known:
+        return []
+    texts = tokenizer.decode(known, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert isinstance(texts, list)
+    return texts
 
 
 def _ids(source: object, name: str) -> list[int]:

@@ -1,1 +1,1 @@
-"""Scoring of completions: reward functions run in a process of their own, under a deadline."""
+"""Scoring of completions: reward functions run in processes of their own, under a deadline."""

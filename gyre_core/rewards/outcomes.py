@@ -15,11 +15,17 @@ def combine(weights: Mapping[str, float], outcomes: Mapping[str, Outcome]) -> Sc
     The reward is the weighted sum over the functions that did not abstain. A row fails when any function failed on
     it, and is abstained from when all abstained.
     """
-    errors = [outcome for outcome in outcomes.values() if isinstance(outcome, str)]
-    parts = {name: None if isinstance(outcome, str) else outcome for name, outcome in outcomes.items()}
+    parts: dict[str, float | None] = {}
+    errors: list[str] = []
+    scored: list[float] = []
+    for name, outcome in outcomes.items():
+        parts[name] = None if isinstance(outcome, str) else outcome
+        if isinstance(outcome, str):
+            errors.append(outcome)
+        elif outcome is not None:
+            scored.append(weights[name] * outcome)
     if errors:
         return Score(parts, math.nan, "failed", "; ".join(errors))
-    scored = [weights[name] * value for name, value in parts.items() if value is not None]
     return Score(parts, sum(scored), "scored") if scored else Score(parts, math.nan, "abstained")
 
 

@@ -235,12 +235,14 @@ class Scorer:
 def function_names(config: RewardConfig) -> dict[str, str]:
     """Each function's name → its path, in order: what follows the colon, or the whole path where two share that.
 
-    Metrics, score parts and errors use the name. Raises ValueError for a path that is given twice.
+    Metrics, score parts and errors use the name, so that a path's slashes become dots. Raises ValueError for a path
+    that is given twice.
     """
     paths = [function.path for function in config.functions]
     short = [path.rpartition(":")[2] for path in paths]
     shared = {name for name, count in Counter(short).items() if count > 1}
-    names = {path if name in shared else name: path for name, path in zip(short, paths, strict=True)}
+    whole = [path.strip("/").replace("/", ".") for path in paths]
+    names = {long if name in shared else name: path for name, long, path in zip(short, whole, paths, strict=True)}
     if len(names) < len(paths):
         twice = next(path for path, count in Counter(paths).items() if count > 1)
         raise ValueError(f"reward.functions: '{twice}' is given twice; give it once, with the sum of the weights")

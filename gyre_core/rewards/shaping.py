@@ -74,6 +74,9 @@ class RewardShaper:
     def __init__(self, config: ShapingConfig, max_tokens: int) -> None:
         self._config = config
         self._max_tokens = max_tokens
+        self._changes = config.normalize != "off" or any(
+            (config.clip_deviations, config.spread_target, config.overlong_buffer, config.length_penalty)
+        )
         self._sources: dict[str, RunningStatistics] = {}
         self._spread_sum = 0.0
         self._spread_weight = 0.0
@@ -81,8 +84,13 @@ class RewardShaper:
         self._factor = 1.0
 
     def shape(self, groups: Sequence[RolloutGroup]) -> list[Rewards]:
-        """Take in the groups' raw rewards and return the shaped ones, `[group]` each; NaN for rows without a score."""
+        """Take in the groups' raw rewards and return the shaped ones, `[group]` each; NaN for rows without a score.
+
+        With every step off the raw ones are returned, and no statistics kept.
+        """
         raw = [_raw_rewards(group) for group in groups]
+        if not self._changes:
+            return raw
         sources = [str(group.prompt.columns.get(self._config.source_column)) for group in groups]
         self._observe(sources, raw)
         clipped = [self._clip(self._sources[source], rewards) for source, rewards in zip(sources, raw, strict=True)]
@@ -90,7 +98,7 @@ class RewardShaper:
             self._normalize(self._sources[source], rewards) for source, rewards in zip(sources, clipped, strict=True)
         ]
         penalties = [
-            np.where(np.isfinite(rewards), self._penalties(group), np.nan)
+            np.where(np.isfinite(rewards), self.penalties(group), np.nan)
             for group, rewards in zip(groups, raw, strict=True)
         ]
         shaped = [rewards - penalty for rewards, penalty in zip(shaped, penalties, strict=True)]
@@ -122,17 +130,18 @@ class RewardShaper:
         return metrics
 
     def state(self) -> dict[str, Any]:
-        """All that later calls depend on, as JSON values."""
+        """All that later calls and the next metrics depend on, as JSON values."""
         return {
             "sources": {source: list(astuple(statistics)) for source, statistics in self._sources.items()},
             "spread": [self._spread_sum, self._spread_weight],
+            "sums": dict(self._sums),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         self._sources = {source: RunningStatistics(*fields) for source, fields in state["sources"].items()}
         self._spread_sum, self._spread_weight = state["spread"]
-        self._sums = defaultdict(float)
+        self._sums = defaultdict(float, state.get("sums", {}))
 
     def _observe(self, sources: Sequence[str], raw: Sequence[Rewards]) -> None:
         for source in dict.fromkeys(sources):
@@ -152,7 +161,7 @@ class RewardShaper:
         centre = statistics.mean if self._config.normalize == "standardize" else 0.0
         return (rewards - centre) / (statistics.deviation or 1.0)
 
-    def _penalties(self, group: RolloutGroup) -> Rewards:
+    def penalties(self, group: RolloutGroup) -> Rewards:
         """What each completion loses for its length; the second part is eq. 13 of DAPO (Yu et al., 2025)."""
         config = self._config
         lengths = np.array([len(rollout.completion.token_ids) for rollout in group.rollouts], dtype=np.float64)

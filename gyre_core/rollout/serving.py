@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gyre_core.cluster.claims import claim
 from gyre_core.engines.base import Engine
-from gyre_core.experience.segments import write_segment
+from gyre_core.experience.segments import CommittedSegment, write_segment
 from gyre_core.policy.logprobs import ReferenceModel
 from gyre_core.rewards.scorer import Scorer
 from gyre_core.storage import Storage
@@ -43,7 +43,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class ServedRequest:
-    """What serving one request took and gave: seconds, tokens and bytes."""
+    """What serving one request took and gave: seconds, tokens and its segment."""
 
     request_id: str
     load_seconds: float
@@ -52,7 +52,7 @@ class ServedRequest:
     commit_seconds: float
     completion_tokens: int
     samples: int
-    segment_bytes: int
+    segment: CommittedSegment
 
 
 async def serve_request(worker: Worker, request: RolloutRequest, attempt: int) -> ServedRequest | None:
@@ -73,7 +73,7 @@ async def serve_request(worker: Worker, request: RolloutRequest, attempt: int) -
     groups = await score(worker, request, completions)
     scored = time.monotonic()
     try:
-        size = await asyncio.to_thread(write_segment, worker.storage, request.request_id, groups)
+        segment = await asyncio.to_thread(write_segment, worker.storage, request.request_id, groups)
     except FileExistsError:
         return None
     return ServedRequest(
@@ -84,7 +84,7 @@ async def serve_request(worker: Worker, request: RolloutRequest, attempt: int) -
         commit_seconds=time.monotonic() - scored,
         completion_tokens=sum(len(item.token_ids) for group in completions.values() for item in group),
         samples=sum(len(group) for group in completions.values()),
-        segment_bytes=size,
+        segment=segment,
     )
 
 

@@ -27,7 +27,7 @@ from gyre_core.monitor.metrics import MetricsWriter
 from gyre_core.policy.critic import inspect_critic, own_value_model, shared_value_model
 from gyre_core.policy.logprobs import ReferenceModel
 from gyre_core.policy.lora import adapted_copy
-from gyre_core.policy.models import Policy, copy_policy, find_device, inspect_policy, load_model
+from gyre_core.policy.models import Policy, PolicySummary, copy_policy, find_device, inspect_policy, load_model
 from gyre_core.policy.reward_model import inspect_reward_model, load_reward_model
 from gyre_core.policy.tokens import render_prompt
 from gyre_core.rewards.scorer import Scorer
@@ -44,6 +44,19 @@ from gyre_core.types import PolicyVersion
 from gyre_core.weights.chain import VersionChain
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSummaries:
+    """A run's models, read without their weights."""
+
+    policy: PolicySummary
+    reference: PolicySummary | None
+    """The model of the KL penalty; None without one."""
+    critic_parameters: int
+    """Of a critic with a trunk of its own; else 0."""
+    reward_model_parameters: int
+    """0 without one."""
 
 
 async def open_run(config: GyreConfig, *, run_id: str | None = None, resume: bool = False) -> TrainingRun:
@@ -83,17 +96,34 @@ async def check_inputs(config: GyreConfig, *, run_id: str | None, resume: bool) 
 async def _check(config: GyreConfig, run_id: str | None, resume: bool) -> tuple[PromptSplits, Scorer]:
     """The run's rows and its running scorer, once all that is cheap to check is in order."""
     find_device(config.models.device)
-    policy = inspect_policy(config.models.policy, config.models.tiny, config.models.lora)
-    if config.models.critic is not None:
-        inspect_critic(config.models.critic, policy.vocabulary)
-    if config.models.ref is not None:
-        inspect_policy(config.models.ref, config.models.tiny)
-    if config.models.reward is not None:
-        inspect_reward_model(config.models.reward)
+    inspect_models(config)
     if resume:
         _find_folder(config, run_id)
     rows = load_prompts(config.data, config.experiment.seed)
     return rows, await start_scorer(config, rows)
+
+
+def inspect_models(config: GyreConfig) -> ModelSummaries:
+    """What the run's models are like, from their configurations alone: no weight is read.
+
+    Raises ValueError for folders that are missing or hold something else, and for a reference or critic whose token
+    ids are not the policy's.
+    """
+    models = config.models
+    policy = inspect_policy(models.policy, models.tiny, models.lora)
+    reference, critic = None, 0
+    if config.learning.kl_coef > 0.0:
+        reference = inspect_policy(models.ref, models.tiny) if models.ref else policy
+        if reference.vocabulary != policy.vocabulary:
+            raise ValueError(
+                f"models.ref: {models.ref} has a vocabulary of {reference.vocabulary} tokens and the policy one of "
+                f"{policy.vocabulary}, so that their probabilities cannot be compared; choose a reference of the "
+                "policy's family, or leave it out"
+            )
+    if config.experiment.algorithm == "ppo" and config.critic.trunk == "own":
+        critic = inspect_critic(models.critic, policy.vocabulary) if models.critic else policy.parameters
+    judge = inspect_reward_model(models.reward).parameters if models.reward else 0
+    return ModelSummaries(policy, reference, critic, judge)
 
 
 def set_threads(config: GyreConfig) -> None:
@@ -104,8 +134,8 @@ def set_threads(config: GyreConfig) -> None:
 async def start_scorer(config: GyreConfig, rows: PromptSplits) -> Scorer:
     """The running scorer; raises ValueError for functions that cannot be loaded or need columns the data lacks."""
     scorer = Scorer(config.reward, Path.cwd())
-    await scorer.start()
     try:
+        await scorer.start()
         scorer.check_columns(rows.columns)
     except BaseException:
         await asyncio.to_thread(scorer.close)

@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gyre_core.algorithms.advantages import group_advantages, leave_one_out_advantages
+from gyre_core.algorithms.advantages import (
+    are_equal,
+    for_each_group,
+    group_advantages,
+    leave_one_out_advantages,
+)
 from gyre_core.config import GyreConfig
 from gyre_core.experience.cleaning import SMALLEST_GROUP
 from gyre_core.rewards.shaping import RewardShaper
@@ -33,18 +38,30 @@ class Credit:
         return 1 if self._by_critic else SMALLEST_GROUP
 
     @property
+    def compares_siblings(self) -> bool:
+        """Whether a completion is judged against the others of its group, so that equal rewards are no signal."""
+        return not self._by_critic
+
+    @property
     def skip_dead_groups(self) -> bool:
         """Whether groups whose advantages are all equal are left out of the update."""
-        return self._learning.skip_dead_groups and not self._by_critic
+        return self._learning.skip_dead_groups and self.compares_siblings
 
     def advantages(self, groups: Sequence[RolloutGroup]) -> list[NDArray[np.float32]]:
         """The advantages of clean groups, `[group]` each; with `ppo` their shaped rewards.
 
         The running statistics of shaping take the groups in, so each is given once.
         """
-        return [
-            self._advantages(group, shaped) for group, shaped in zip(groups, self._shaper.shape(groups), strict=True)
-        ]
+        shaped = self._shaper.shape(groups)
+        if self._by_critic:
+            return [rewards.astype(np.float32) for rewards in shaped]
+        rewards = [rewards - self._divergence_penalties(group) for group, rewards in zip(groups, shaped, strict=True)]
+        return for_each_group(self._compare, rewards)
+
+    def has_signal(self, group: RolloutGroup) -> bool:
+        """Whether the rows of a clean group do not all earn the same, penalties included; changes nothing."""
+        rewards = group.rewards - self._shaper.penalties(group) - self._divergence_penalties(group)
+        return not are_equal(rewards)
 
     def state(self) -> dict[str, Any]:
         """The running statistics, for JSON."""
@@ -58,15 +75,18 @@ class Credit:
         """The shaping as it stands, under its names in `metrics.jsonl`."""
         return self._shaper.metrics()
 
-    def _advantages(self, group: RolloutGroup, rewards: NDArray[np.float64]) -> NDArray[np.float32]:
-        learning = self._learning
-        if self._by_critic:
-            return rewards.astype(np.float32)
-        if learning.kl_in == "reward" and learning.kl_coef > 0.0:
-            rewards = rewards - learning.kl_coef * sequence_divergences(group)
-        if learning.advantage == "leave_one_out":
+    def _compare(self, rewards: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Advantages over the siblings, `[groups, group]` in and out."""
+        if self._learning.advantage == "leave_one_out":
             return leave_one_out_advantages(rewards)
-        return group_advantages(rewards, learning.scale_advantages)
+        return group_advantages(rewards, self._learning.scale_advantages)
+
+    def _divergence_penalties(self, group: RolloutGroup) -> NDArray[np.float64] | float:
+        """What a KL penalty in the reward takes off each completion."""
+        learning = self._learning
+        if learning.kl_in == "loss" or learning.kl_coef == 0.0:
+            return 0.0
+        return learning.kl_coef * sequence_divergences(group)
 
 
 def sequence_divergences(group: RolloutGroup) -> NDArray[np.float64]:

@@ -45,14 +45,14 @@ def disk_forecast(
     without `costs` it is left out.
     """
     weights = policy.parameters * _DTYPE_BYTES[config.models.dtype]
-    critic = _own_critic(config, critic_parameters)
     forecast = {
         "policy versions": float(weights * (versions_kept + 1)),
-        "checkpoints": float(_checkpoint_bytes(policy.trained + critic) * (config.checkpoint.keep + 1)),
+        "checkpoints": float(_checkpoint_bytes(policy.trained + critic_parameters) * (config.checkpoint.keep + 1)),
         "export": float(weights),
     }
     if costs is not None:
-        samples_per_step = config.rollout.batch_size * config.rollout.samples_per_prompt
+        rollout = config.rollout
+        samples_per_step = rollout.batch_size * rollout.samples_per_prompt * (1 + rollout.max_refills)
         span = config.checkpoint.keep * config.checkpoint.interval
         steps = min(config.experiment.steps, math.ceil(span / costs.seconds))
         forecast["pool"] = costs.sample_bytes * (config.experience.buffer_size + samples_per_step * steps)
@@ -74,7 +74,6 @@ def memory_forecast(
     the term of attention scores, which fused attention does not keep).
     """
     width = _DTYPE_BYTES[config.models.dtype]
-    critic = _own_critic(config, critic_parameters)
     rounded = 0 if config.models.dtype == "float32" else 2 * width
     adapters = config.models.lora.rank > 0
     tokens = config.learning.tokens_per_micro_batch
@@ -85,11 +84,11 @@ def memory_forecast(
     forecast = {
         # Weights, gradient and two moments, and for bfloat16 the rounded copy with its gradient.
         "learner": policy.trained * (4 * _FLOAT32 + rounded),
-        "critic": critic * (4 * _FLOAT32 + rounded),
+        "critic": critic_parameters * (4 * _FLOAT32 + rounded),
         # Beneath adapters, and once more with them merged, to be published.
         "base": 2 * policy.parameters * width if adapters else 0,
         # Of weights and moments.
-        "snapshot": _checkpoint_bytes(policy.trained + critic),
+        "snapshot": _checkpoint_bytes(policy.trained + critic_parameters),
         # The weights it holds, and those that it is loading.
         "engine": 2 * policy.parameters * width,
         # The base of adapters is the reference too, unless another is named.
@@ -108,11 +107,6 @@ def bytes_text(size: float) -> str:
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:.3g} TiB"
-
-
-def _own_critic(config: GyreConfig, parameters: int) -> int:
-    """Parameters of a critic with a trunk of its own; what a shared one adds is a single row."""
-    return parameters if config.experiment.algorithm == "ppo" and config.critic.trunk == "own" else 0
 
 
 def _checkpoint_bytes(trained: int) -> int:

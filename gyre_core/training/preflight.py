@@ -28,16 +28,15 @@ from gyre_core.config import GyreConfig
 from gyre_core.data.prompts import load_prompts
 from gyre_core.experience.contents import training_group
 from gyre_core.experience.segments import write_segment
-from gyre_core.policy.critic import inspect_critic
-from gyre_core.policy.models import PolicySummary, inspect_policy
-from gyre_core.policy.reward_model import inspect_reward_model
+from gyre_core.policy.models import PolicySummary
 from gyre_core.rewards.outcomes import RewardError
 from gyre_core.rollout.serving import generate, score
 from gyre_core.storage import LocalStorage, Storage, open_storage
-from gyre_core.training.build import open_run, set_threads
+from gyre_core.training.build import inspect_models, open_run, set_threads
 from gyre_core.training.forecast import StepCosts, disk_forecast, memory_forecast
+from gyre_core.training.requests import plan_requests
 from gyre_core.training.run import TrainingRun
-from gyre_core.training.stages import VERSIONS_KEPT, plan_requests
+from gyre_core.training.stages import VERSIONS_KEPT
 from gyre_core.training.step import rollout_metrics
 from gyre_core.training.verdicts import (
     Verdict,
@@ -147,18 +146,17 @@ class _Preflight:
     def _inspect_models(self) -> PolicySummary | None:
         models = self._config.models
         with self._failing("models"):
-            policy = inspect_policy(models.policy, models.tiny, models.lora)
-            reference = None
-            if self._config.learning.kl_coef > 0.0:
-                reference = inspect_policy(models.ref, models.tiny) if models.ref else policy
+            found = inspect_models(self._config)
+            policy = found.policy
             described = f"{policy.architecture} of {policy.parameters:,} parameters, "
             if models.lora.rank:
                 described += f"with adapters of {policy.trained:,}, "
             described += f"trained in {models.dtype}"
             self._verdicts.append(Verdict("models", "ok", described))
-            judge = inspect_reward_model(models.reward).parameters if models.reward else 0
-            self._critic = inspect_critic(models.critic, policy.vocabulary) if models.critic else policy.parameters
-            forecast = memory_forecast(self._config, policy, reference, judge, self._critic)
+            self._critic = found.critic_parameters
+            forecast = memory_forecast(
+                self._config, policy, found.reference, found.reward_model_parameters, found.critic_parameters
+            )
             self._verdicts.append(judge_space("memory", forecast, psutil.virtual_memory().available))
             return policy
         return None
@@ -194,7 +192,7 @@ class _Preflight:
         too_long = len(rows.training) - len(prompts)
         yield judge_prompts(len(prompts), too_long, rows.duplicates, rows.overlapping, run.config)
         longest = max(len(prompt.token_ids) for prompt in (*prompts, *run.evaluator.prompts))
-        yield judge_lengths(longest, run.config.rollout.max_tokens, run.policy.max_positions)
+        yield judge_lengths(longest, run.config.rollout.max_tokens, run.worker.engine.max_positions)
         tokens = run.policy.tokens
         yield judge_tokens(tokens.bos_id, tokens.eos_ids, tokens.pad_id)
         yield judge_evaluation(len(run.evaluator.prompts))
@@ -218,14 +216,14 @@ class _Preflight:
         scored = time.monotonic()
         difference = self._compare(run, groups)
         compared = time.monotonic()
-        size = await asyncio.to_thread(write_segment, run.storage, request.request_id, groups)
+        segment = await asyncio.to_thread(write_segment, run.storage, request.request_id, groups)
         share = config.rollout.batch_size / len(request.groups)
         samples = len(request.groups) * request.sampling.samples
         self._costs = StepCosts(
             generation_seconds=(generated - started) * share,
             reward_seconds=(scored - generated) * share,
             update_seconds=(compared - scored) * share * _UPDATE_FORWARDS,
-            sample_bytes=size / samples,
+            sample_bytes=segment.size / samples,
         )
         self._judge_answer(groups, samples, generated - started, self._costs)
         self._verdicts.append(judge_parity(*difference, config.models.dtype))
@@ -245,7 +243,7 @@ class _Preflight:
         self._verdicts += [
             judge_generation(tokens, samples, seconds, costs, config.rollout.timeout),
             judge_truncation(metrics["completions/clipped_ratio"], mean_length, config.rollout.max_tokens),
-            judge_reward(metrics, _first_error(groups), config.reward.max_failure_share),
+            judge_reward(metrics, _first_error(groups), config.reward.max_failure_share, config.experiment.algorithm),
         ]
 
 

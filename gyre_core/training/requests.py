@@ -8,12 +8,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from gyre_core.algorithms.advantages import are_equal
 from gyre_core.cluster.epochs import require_current
 from gyre_core.cluster.requests import announce, announced, read_request, request_name
 from gyre_core.experience.cleaning import clean
-from gyre_core.experience.segments import quarantine, read_segment, segment_exists, segment_name
+from gyre_core.experience.segments import (
+    CorruptSegmentError,
+    quarantine,
+    read_segment,
+    segment_exists,
+    segment_name,
+)
 from gyre_core.storage import Storage
+from gyre_core.training.credit import Credit
 from gyre_core.training.run import TrainingRun, sampling_parameters
 from gyre_core.training.step import OpenStep
 from gyre_core.types import GroupRequest, Prompt, RolloutRequest
@@ -75,7 +81,18 @@ def announce_requests(run: TrainingRun, wanted: Sequence[RolloutRequest]) -> tup
     return tuple(requests)
 
 
-def live_groups(storage: Storage, requests: Sequence[RolloutRequest]) -> int:
-    """Groups of answered requests whose clean rows do not all earn the same."""
-    groups = [group for request in requests for group in clean(read_segment(storage, request.request_id)).groups]
-    return sum(not are_equal(group.rewards) for group in groups)
+def live_groups(storage: Storage, opened: OpenStep, credit: Credit) -> int:
+    """Groups of the step's answered requests whose clean rows do not all earn the same.
+
+    Raises RuntimeError for a damaged segment, which is put aside, so that the retried step makes it anew.
+    """
+    live = 0
+    for request in opened.requests:
+        try:
+            committed = opened.committed.get(request.request_id)
+            groups = clean(read_segment(storage, request.request_id, committed)).groups
+        except CorruptSegmentError as error:
+            quarantine(storage, error.name, error.reason)
+            raise RuntimeError(f"{error}; it was put aside and request {request.request_id} is made anew") from error
+        live += sum(credit.has_signal(group) for group in groups)
+    return live

@@ -114,25 +114,21 @@ class TrainingRun:
         self.cursor = cursor
         self.checkpoints = checkpoints
         self.metrics = metrics
-        self.version = version
-        self.start_version = version
-        """What this process began from."""
+        self.version = self.start_version = version
+        """The present version, and what this process began from."""
         self.step = 0
-        self.turns = Turns(1)
-        self.reports = Turns(1)
+        self.turns, self.reports = Turns(1), Turns(1)
         self.open_steps: dict[int, OpenStep] = {}
         self.results: dict[int, StepResult] = {}
         self.alarms = Alarms(config.health)
         self.evaluations: dict[int, Evaluation] = {}
         self.fatal: Exception | None = None
-        self.samples_seen = 0
-        self.tokens_seen = 0
+        self.samples_seen = self.tokens_seen = 0
         self._abandoned_number = -1
         self._reported: float | None = None
         self.engine_free = asyncio.Lock()
         self._active_before = 0.0
-        self._opened = time.monotonic()
-        self._saved = time.monotonic()
+        self._opened = self._saved = time.monotonic()
         self._saved_step: int | None = None
         # One thread, also because torch keeps a pool of threads for each caller.
         self._owner_thread = ThreadPoolExecutor(1, thread_name_prefix="owner")
@@ -271,8 +267,9 @@ class TrainingRun:
 
     def _go_back(self, opened: OpenStep) -> None:
         if opened.pool_before is not None:
+            table = opened.pool_before.to_table()
             self.pool = Pool.restore(
-                self.storage, self.config.experience, self.epoch, opened.pool_before, self.credit.smallest_group
+                self.storage, self.config.experience, self.epoch, table, self.credit.smallest_group
             )
             self.credit.load_state(opened.credit_before)
         if opened.updating:
@@ -308,7 +305,9 @@ class TrainingRun:
             "tokens_seen": self.tokens_seen,
         }
         tensors = {**tensors, "random.torch": torch.get_rng_state()}
-        checkpoint = Checkpoint(self.step, self.epoch, tensors, {"pool": self.pool.snapshot(self.step)}, state)
+        checkpoint = Checkpoint(
+            self.step, self.epoch, tensors, {"pool": self.pool.snapshot(self.step).to_table()}, state
+        )
         await self.in_order(self.checkpoints.save, checkpoint, time.time())
         await self.in_order(self.pool.pin_from, min(self.checkpoints.steps()))
         self._saved, self._saved_step = time.monotonic(), self.step

@@ -13,11 +13,11 @@ import logging
 import numpy as np
 
 from gyre_core.cluster.epochs import require_current
-from gyre_core.cluster.requests import announce, latest_attempt
+from gyre_core.cluster.requests import announce
 from gyre_core.cluster.waiting import Awaited, wait_for_work
 from gyre_core.experience.admission import Admission
 from gyre_core.experience.consumption import ConsumeRecord, DrawnMinibatch, read_consumption, write_consumption
-from gyre_core.experience.segments import segment_exists
+from gyre_core.experience.segments import open_attempt
 from gyre_core.learner.schedule import learning_rate
 from gyre_core.rewards.outcomes import check_failure_share
 from gyre_core.rollout.serving import serve_request
@@ -71,7 +71,7 @@ async def _produce_live_groups(run: TrainingRun, opened: OpenStep) -> int:
     opened.refills = 0
     asked = 0
     while opened.refills < limit:
-        live = await asyncio.to_thread(live_groups, run.storage, opened.requests)
+        live = await asyncio.to_thread(live_groups, run.storage, opened, run.credit)
         if live >= wanted:
             return count
         missing = wanted - live
@@ -79,7 +79,7 @@ async def _produce_live_groups(run: TrainingRun, opened: OpenStep) -> int:
         opened.requests += await asyncio.to_thread(announce_requests, run, planned)
         opened.refills, asked = opened.refills + 1, asked + missing
         count = await _produce(run, opened)
-    if limit and not await asyncio.to_thread(live_groups, run.storage, opened.requests):
+    if limit and not await asyncio.to_thread(live_groups, run.storage, opened, run.credit):
         raise NoSignalError(
             f"step {opened.step}: for each of {wanted + asked} prompts, those of {limit} refills (rollout.max_refills) "
             "included, all completions earn the same; the prompts are too hard or too easy for this policy, or the "
@@ -105,16 +105,16 @@ async def _produce(run: TrainingRun, opened: OpenStep) -> int:
 
 async def _ensure_segment(run: TrainingRun, opened: OpenStep, request: RolloutRequest) -> None:
     """Serve the request in this process unless its segment is there; a spent attempt is followed by a new one."""
-    while not await asyncio.to_thread(segment_exists, run.storage, request.request_id):
-        attempt = await asyncio.to_thread(latest_attempt, run.storage, request.request_id)
+    while (attempt := await asyncio.to_thread(open_attempt, run.storage, request.request_id)) is not None:
         served = await serve_request(run.worker, request, attempt)
-        if served is None:
-            await asyncio.to_thread(announce, run.storage, request, attempt + 1)
-            continue
-        opened.completion_tokens += served.completion_tokens
-        opened.timer.add("broadcast_weights", served.load_seconds)
-        opened.timer.add("generation", served.generation_seconds)
-        opened.timer.add("reward", served.reward_seconds)
+        if served is not None:
+            opened.committed[request.request_id] = served.segment
+            opened.completion_tokens += served.completion_tokens
+            opened.timer.add("broadcast_weights", served.load_seconds)
+            opened.timer.add("generation", served.generation_seconds)
+            opened.timer.add("reward", served.reward_seconds)
+            return
+        await asyncio.to_thread(announce, run.storage, request, attempt + 1)
 
 
 async def reward(run: TrainingRun, step: int) -> int:
@@ -136,7 +136,7 @@ def _admit(run: TrainingRun, opened: OpenStep) -> int:
     generated: list[RolloutGroup] = []
     clean: list[RolloutGroup] = []
     for request in opened.requests:
-        admission = _admit_segment(run, opened.step, request.request_id)
+        admission = _admit_segment(run, opened, request.request_id)
         if admission.outcome == "corrupt":
             raise RuntimeError(f"{admission.reason}; it was put aside and request {request.request_id} is made anew")
         generated.extend(admission.generated)
@@ -147,12 +147,17 @@ def _admit(run: TrainingRun, opened: OpenStep) -> int:
     return sum(len(group.rollouts) for group in clean)
 
 
-def _admit_segment(run: TrainingRun, step: int, request_id: str) -> Admission:
+def _admit_segment(run: TrainingRun, opened: OpenStep, request_id: str) -> Admission:
     """Admit one segment; the running statistics of rewards count it if the pool takes it in, and only then."""
     credit, before = run.credit, run.credit.state()
     try:
         return run.pool.admit(
-            request_id, step, credit.advantages, run.now(step), skip_dead_groups=credit.skip_dead_groups
+            request_id,
+            opened.step,
+            credit.advantages,
+            run.now(opened.step),
+            skip_dead_groups=credit.skip_dead_groups,
+            committed=opened.committed.get(request_id),
         )
     except BaseException:
         credit.load_state(before)
@@ -249,7 +254,7 @@ def _commit(run: TrainingRun, opened: OpenStep, version: PolicyVersion) -> None:
     run.tokens_seen += token_count(opened.generated)
     run.version, run.step = version, opened.step
     metrics = {
-        **rollout_metrics(opened.generated),
+        **rollout_metrics(opened.generated, run.credit.compares_siblings),
         **opened.update_metrics,
         **run.pool.metrics(now),
         **run.credit.metrics(),
@@ -270,7 +275,7 @@ def _commit(run: TrainingRun, opened: OpenStep, version: PolicyVersion) -> None:
         completion_tokens=opened.completion_tokens,
         waited=opened.waited,
         generated=opened.generated,
-        advantages=trained_advantages(opened.clean, opened.record),
+        advantages=trained_advantages(opened.clean, opened.record) if run.credit.compares_siblings else {},
     )
     del run.open_steps[opened.step]
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from gyre_core.algorithms.advantages import are_equal
+from gyre_core.algorithms.advantages import for_each_group, spreads
 from gyre_core.experience.consumption import ConsumeRecord
+from gyre_core.experience.segments import CommittedSegment
+from gyre_core.experience.snapshot import Snapshot
 from gyre_core.learner.inputs import OldPolicy
 from gyre_core.monitor.timing import StepTimer
 from gyre_core.types import PolicyVersion, Rollout, RolloutGroup, RolloutRequest, TrainingGroup
@@ -27,12 +28,14 @@ class OpenStep:
     timer: StepTimer = field(default_factory=StepTimer)
     requests: tuple[RolloutRequest, ...] = ()
     answered: int = 0
+    committed: dict[str, CommittedSegment] = field(default_factory=dict[str, CommittedSegment])
+    """The segments that this process wrote for it, by request id."""
     completion_tokens: int = 0
     waited: float = 0.0
     """Seconds that the learner was free for the step before its segments were there."""
     refills: int = 0
     """Rounds of generation for further prompts in place of dead groups."""
-    pool_before: pa.Table | None = None
+    pool_before: Snapshot | None = None
     """The pool before the step's first admission."""
     credit_before: dict[str, Any] = field(default_factory=dict[str, Any])
     """The running statistics of rewards before it."""
@@ -62,13 +65,17 @@ class StepResult:
     waited: float
     generated: Sequence[RolloutGroup]
     advantages: Mapping[tuple[str, int], float]
-    """By group id and sample index, of the step's own completions that were trained on."""
+    """By group id and sample index, of the step's own completions that were trained on; empty with PPO, whose
+    advantages are the tokens'."""
     reported: bool = False
     """Whether `metrics` are complete and logged."""
 
 
-def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Rewards and lengths of a step's completions, under their names in `metrics.jsonl`."""
+def rollout_metrics(groups: Sequence[RolloutGroup], compares_siblings: bool = True) -> dict[str, float]:
+    """Rewards and lengths of a step's completions, under their names in `metrics.jsonl`.
+
+    The share of groups without a signal belongs to algorithms that compare siblings.
+    """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if not rollouts:
         return {}
@@ -88,6 +95,8 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     if scored:
         metrics["reward"] = float(np.mean([rollout.score.reward for rollout in scored]))
         metrics |= _group_metrics(groups)
+        if not compares_siblings:
+            metrics.pop("frac_reward_zero_std", None)
         metrics |= _part_metrics(scored)
     return metrics
 
@@ -98,15 +107,14 @@ def _share(rollouts: Sequence[Rollout], status: str) -> float:
 
 def _group_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Mean spread of the rewards within a group, and the share of groups without any."""
-    spreads: list[float] = []
-    for group in groups:
-        rewards = np.array([rollout.score.reward for rollout in group.rollouts if rollout.score.status == "scored"])
-        if len(rewards) > 1:
-            # A constant group's spread is 0 exactly, whatever rounding makes of its rewards and their mean.
-            spreads.append(0.0 if are_equal(rewards) else float(np.std(rewards, ddof=1)))
-    if not spreads:
+    rewards = [
+        np.array([rollout.score.reward for rollout in group.rollouts if rollout.score.status == "scored"])
+        for group in groups
+    ]
+    found = for_each_group(spreads, [group for group in rewards if len(group) > 1])
+    if not found:
         return {}
-    return {"reward_std": float(np.mean(spreads)), "frac_reward_zero_std": float(np.mean(np.equal(spreads, 0.0)))}
+    return {"reward_std": float(np.mean(found)), "frac_reward_zero_std": float(np.mean(np.equal(found, 0.0)))}
 
 
 def _part_metrics(scored: Sequence[Rollout]) -> dict[str, float]:
@@ -148,9 +156,9 @@ def lag_metrics(groups: Sequence[TrainingGroup], current: PolicyVersion) -> dict
 def token_count(groups: Sequence[RolloutGroup]) -> int:
     """Prompt and completion tokens of all completions, the prompt counted for each."""
     return sum(
-        len(group.prompt.token_ids) + len(rollout.completion.token_ids)
+        len(group.rollouts) * len(group.prompt.token_ids)
+        + sum(len(rollout.completion.token_ids) for rollout in group.rollouts)
         for group in groups
-        for rollout in group.rollouts
     )
 
 

@@ -161,8 +161,13 @@ def judge_parity(largest: float, mean: float, outside: float, dtype: str) -> Ver
     return Verdict("parity", "ok", evidence)
 
 
-def judge_reward(metrics: Mapping[str, float], first_error: str, max_failure_share: float) -> Verdict:
-    """`metrics` are those of a step's rollouts, `first_error` what a failed row says."""
+def judge_reward(
+    metrics: Mapping[str, float], first_error: str, max_failure_share: float, algorithm: str = "grpo"
+) -> Verdict:
+    """`metrics` are those of a step's rollouts, `first_error` what a failed row says.
+
+    `grpo` learns from the spread within groups alone; `ppo` needs none.
+    """
     failed, abstained = metrics["reward/failure_share"], metrics["reward/abstained_share"]
     if failed:
         evidence = f"{failed:.0%} of the completions could not be scored; the first failure: {first_error}"
@@ -170,6 +175,8 @@ def judge_reward(metrics: Mapping[str, float], first_error: str, max_failure_sha
         return Verdict("reward", outcome, evidence, "mend the reward function")
     if abstained == 1.0:
         return Verdict("reward", "warn", "every completion was abstained from", "check the reward functions and data")
+    if algorithm == "ppo":
+        return Verdict("reward", "ok", f"mean {metrics['reward']:.3g}")
     spread, dead = metrics.get("reward_std", 0.0), metrics.get("frac_reward_zero_std", 1.0)
     evidence = f"mean {metrics['reward']:.3g}, spread within a group {spread:.3g}; {dead:.0%} of the groups have none"
     if dead == 1.0:

@@ -19,6 +19,8 @@ from gyre_core.types import PolicyVersion
 from gyre_core.weights.digests import tensor_digest, tensor_digests
 
 FORMAT = 1
+HELD_BYTES = 1 << 26
+"""Size up to which the newest version's weights stay in memory, for the engine of this process."""
 
 
 class CorruptVersionError(RuntimeError):
@@ -57,6 +59,7 @@ class VersionChain:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
+        self._held: tuple[PolicyVersion, Mapping[str, torch.Tensor]] | None = None
 
     def publish(
         self, version: PolicyVersion, parent: PolicyVersion | None, weights: Mapping[str, torch.Tensor]
@@ -78,13 +81,18 @@ class VersionChain:
         size = self._storage.create_file(name, lambda path: save_file(tensors, path))
         manifest = VersionManifest(version, parent, "full", digests, size)
         self._storage.create(self._manifest_name(version), manifest.to_json())
+        if size <= HELD_BYTES:
+            self._held = version, {key: tensor.to("cpu", copy=True) for key, tensor in tensors.items()}
         return manifest
 
-    def load(self, version: PolicyVersion) -> dict[str, torch.Tensor]:
-        """The version's weights, every digest checked.
+    def load(self, version: PolicyVersion) -> Mapping[str, torch.Tensor]:
+        """The version's weights, every digest checked; a small one that was just published here is not read again.
 
         Raises FileNotFoundError for a version that is not there and CorruptVersionError for a damaged one.
         """
+        held = self._held
+        if held is not None and held[0] == version and self.exists(version):
+            return held[1]
         manifest = self.manifest(version)
         with self._storage.local_file(self._weights_name(version)) as path:
             try:

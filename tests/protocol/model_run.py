@@ -203,7 +203,7 @@ class Owner:
             return
         require_current(storage, self.epoch)
         if self.step not in self.checkpoints:
-            table = self.pool.snapshot(self.step)
+            table = self.pool.snapshot(self.step).to_table()
             table = table.replace_schema_metadata({**table.schema.metadata, "history": json.dumps(self.history)})
             sink = io.BytesIO()
             pq.write_table(table, sink)

@@ -16,11 +16,12 @@ class DataConfig(Section):
     """A JSONL or Parquet file of prompts, a folder of them, a saved Hugging Face data set, `reasoning_gym:TASK`, or
     `arithmetic` for built-in sums of two-digit numbers."""
     evaluation_path: Text | None = None
-    """The same for held-out prompts; without it, `evaluation_size` rows are held out of `path`."""
+    """A file, folder, data set or task of held-out prompts; without it, `evaluation_size` rows are held out of
+    `path`."""
     parameters: dict[str, Any] = Field(default={})
     """Parameters of the task of `reasoning_gym:TASK`, by name."""
     evaluation_size: NonNegativeInt = 256
-    """Prompts held out for evaluation when `evaluation_path` is not given."""
+    """Prompts held out for evaluation when `evaluation_path` is not given, or made of the task that it names."""
     prompt_column: Text = "prompt"
     """Column that holds the prompt: text, or a list of chat messages."""
     system_prompt: Text | None = None

@@ -1,7 +1,13 @@
 import numpy as np
 import pytest
 
-from gyre_core.algorithms.advantages import group_advantages, leave_one_out_advantages
+from gyre_core.algorithms.advantages import (
+    are_equal,
+    for_each_group,
+    group_advantages,
+    leave_one_out_advantages,
+    spreads,
+)
 
 NAN = np.nan
 
@@ -78,3 +84,23 @@ class TestLeaveOneOut:
         )
         others = [np.delete(rewards, index).mean() for index in range(count)]
         np.testing.assert_allclose(leave_one_out_advantages(rewards), rewards - others, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("function", [group_advantages, leave_one_out_advantages, are_equal, spreads])
+def test_groups_together_are_what_each_is_alone_bit_for_bit(function, seed):
+    """Sizes beyond 8 and 128, from where on numpy sums in another order; rows without a score, and equal rewards."""
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    sizes = rng.choice([2, 3, 8, 9, 33, 130], 40)
+    groups = [rng.normal(size=size) if rng.random() < 0.8 else np.full(size, 0.3) for size in sizes]
+    if function in (group_advantages, leave_one_out_advantages):
+        groups = [np.where(rng.random(len(group)) < 0.1, NAN, group) for group in groups]
+    settings = {"scale": bool(seed % 2)} if function is group_advantages else {}
+    together = for_each_group(lambda rewards: function(rewards, **settings), groups)
+    alone = [function(group, **settings) for group in groups]
+    assert [np.asarray(one).tobytes() for one in together] == [np.asarray(one).tobytes() for one in alone]
+
+
+def test_a_spread_is_the_standard_deviation_and_0_for_equal_rewards():
+    assert spreads(np.array([[1.0, 0, 0, 0], [0.3, 0.1 + 0.2, 0.3, 0.3]])).tolist() == [0.5, 0.0]

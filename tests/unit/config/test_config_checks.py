@@ -34,6 +34,11 @@ IMPOSSIBLE = [
     ("rollout: {max_refills: 1}\nlearning: {skip_dead_groups: false}", "rollout.max_refills", ["skip_dead_groups"]),
     ("learning: {importance_mode: mask, importance_floor: 2}", "learning.importance_floor", ["floor 2", "cap 2"]),
     ("reward: {shaping: {overlong_buffer: 257}}", "reward.shaping.overlong_buffer", ["257 tokens", "256 or less"]),
+    (
+        "models: {reward: m}\nreward: {functions: [{path: a:reward_model}]}",
+        "reward.functions",
+        ["named reward_model", "rename"],
+    ),
     ("reward: {functions: []}", "reward.functions", ["neither", "name one"]),
     ("reward: {functions: [{path: a:f}, {path: a:f}]}", "reward.functions", ["a:f is listed more than once", "once"]),
     ("storage: {url: 's3://key:secret@bucket/x'}", "storage.url", ["user name or password", "environment"]),

@@ -74,6 +74,7 @@ def test_a_pass_rate_is_a_share(rate):
 NOTES = [
     ({"models": {"ref": "/r"}}, "models.ref is not loaded"),
     ({"learning": {"kl_coef": 0.1, "kl_estimator": "k1"}}, "gradient is 0 in expectation"),
+    ({"learning": {"kl_coef": 0.1, "kl_in": "reward"}, "rollout": {"top_p": 0.9}}, "divergence is overestimated"),
     ({"data": {"evaluation_size": 0}}, "no prompt is held out"),
 ]
 
@@ -98,6 +99,8 @@ def test_plain_settings_have_no_notes():
             ["priority_alpha, experience.max_uses: ", "max_lag 0"],
         ),
         ({"elastic": {"scale_interval": 5}}, ["elastic.scale_interval: ", "elastic.enabled is false"]),
+        ({"learning": {"kl_in": "reward"}}, ["learning.kl_in: ", "kl_coef is 0"]),
+        ({"learning": {"advantage": "leave_one_out", "scale_advantages": False}}, ["scale_advantages: ", "leave_one"]),
         ({"data": {"path": "p.jsonl", "size": 9}}, ["data.size: ", "a file of prompts"]),
     ],
 )
@@ -118,6 +121,26 @@ def test_settings_without_effect_beside_the_others_are_noted(sections, named):
 )
 def test_settings_of_data_without_effect_are_noted(data, named):
     notes = plan_of(data=data).notes
+    assert [note[: len(named)] for note in notes] == [named] if named else notes == ()
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"learning": {"importance_floor": 0.1}}, "learning.importance_floor: without effect while"),
+        (
+            {"learning": {"kl_in": "reward", "kl_coef": 0.1, "kl_estimator": "k1"}},
+            "learning.kl_estimator: without effect on",
+        ),
+        ({"models": {"critic": "/c"}}, "models.critic: without effect without a critic of its own"),
+        ({"reward": {"model_weight": 2.0}}, "reward.model_weight: without effect without models.reward"),
+        ({"reward": {"shaping": {"overlong_penalty": 2.0}}}, "reward.shaping.overlong_penalty: without effect while"),
+        ({"learning": {"importance_mode": "mask", "importance_floor": 0.1}}, None),
+        ({"experiment": {"algorithm": "ppo"}, "models": {"critic": "/c"}}, None),
+    ],
+)
+def test_settings_of_parts_that_are_switched_off_are_noted(sections, named):
+    notes = plan_of(**sections).notes
     assert [note[: len(named)] for note in notes] == [named] if named else notes == ()
 
 

@@ -46,6 +46,10 @@ def logs(*values):
 )
 def test_each_fault_has_its_reason(row, reason):
     assert drop_reason(row) == reason
+    siblings = make_group("a", [1.0, 0.0], reference=True).rollouts
+    result = clean([replace(make_group("a", [1.0]), rollouts=(*siblings, row))])
+    assert result.dropped == ({reason: 1} if reason else {})
+    assert [len(group.rollouts) for group in result.groups] == [2 if reason else 3]
 
 
 def test_an_abstention_leaves_the_baseline():

@@ -322,7 +322,7 @@ def busy_pool(storage, seed, steps=6, **settings):
 @pytest.mark.parametrize("seed", range(6))
 def test_a_restored_pool_goes_on_exactly_as_the_original(storage, seed, tmp_path):
     pool = busy_pool(storage, seed)
-    snapshot = pool.snapshot(6)
+    snapshot = pool.snapshot(6).to_table()
     restored = Pool.restore(storage, pool._config, 2, snapshot)
     for step in range(7, 12):
         for each in (pool, restored):
@@ -343,15 +343,30 @@ def test_a_restored_pool_goes_on_exactly_as_the_original(storage, seed, tmp_path
 
 def test_a_restored_pool_ignores_what_was_admitted_and_takes_what_was_not(storage):
     pool = busy_pool(storage, 1, steps=2)
-    snapshot = pool.snapshot(2)
+    snapshot = pool.snapshot(2).to_table()
     admit(pool, storage, "00000003-0000", live_groups("a"), step=3)
     restored = Pool.restore(storage, pool._config, 2, snapshot)
     assert restored.admit("00000002-0001", 3, grpo, 3.0, skip_dead_groups=True).outcome == "ignored"
     assert restored.admit("00000003-0000", 3, grpo, 3.0, skip_dead_groups=True).outcome == "admitted"
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_snapshot_stays_what_it_was_while_the_pool_goes_on(storage, seed):
+    pool = busy_pool(storage, seed)
+    snapshot = pool.snapshot(6)
+    before = snapshot.to_table()
+    for step in range(7, 14):
+        admit(pool, storage, f"{step:08d}-0000", live_groups([f"late{step}-{name}" for name in "abc"]), step=step)
+        drawn = draw(pool, step, minibatches=2, size=3, now=step)
+        consume(pool, step, drawn, now=step)
+        pool.record_policy_change({name: 0.5 for name in all_ids(drawn) if name in pool._index})
+        pool.expire(step)
+    assert snapshot.to_table().equals(before, check_metadata=True)
+    assert not pool.snapshot(13).to_table().equals(before)
+
+
 def test_a_foreign_snapshot_is_refused(storage):
-    table = new_pool(storage).snapshot(0).replace_schema_metadata({"gyre.format": "snapshot/9"})
+    table = new_pool(storage).snapshot(0).to_table().replace_schema_metadata({"gyre.format": "snapshot/9"})
     with pytest.raises(ValueError, match="has format 'snapshot/9', and this version reads 'snapshot/1'"):
         Pool.restore(storage, ExperienceConfig(), 1, table)
 
@@ -359,7 +374,7 @@ def test_a_foreign_snapshot_is_refused(storage):
 @pytest.mark.parametrize("seed", range(6))
 def test_nothing_that_a_kept_checkpoint_refers_to_is_ever_deleted(storage, seed):
     pool = busy_pool(storage, seed)
-    early = pool.snapshot(6)
+    early = pool.snapshot(6).to_table()
     for step in range(7, 14):
         consume(pool, step, draw(pool, step, minibatches=2, size=3, now=step), now=step)
         pool.expire(step)
@@ -393,7 +408,7 @@ def test_leftovers_of_frozen_workers_go_and_never_come_back(storage):
 def test_a_straggler_that_a_restored_run_must_make_again_is_not_barred(storage):
     """Closed since the checkpoint, the request is open again for whoever restores it."""
     pool = new_pool(storage)
-    checkpoint = pool.snapshot(0)
+    checkpoint = pool.snapshot(0).to_table()
     pool.close(before_step=9)
     write_segment(storage, REQUEST, live_groups("a"))
     pool.pin_from(0)

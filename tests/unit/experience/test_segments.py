@@ -38,16 +38,30 @@ def groups():
 
 
 def test_round_trip(storage, groups):
-    size = write_segment(storage, REQUEST, groups)
-    assert size == storage.size(NAME)
+    written = write_segment(storage, REQUEST, groups)
+    assert written.size == storage.size(NAME)
     assert plain(read_segment(storage, REQUEST)) == plain(groups)
     assert segment_ids(storage) == [REQUEST]
     assert segment_exists(storage, REQUEST)
 
 
+def test_what_this_process_wrote_is_not_decoded_and_still_verified(storage, groups):
+    """The file is the truth: the groups in memory stand for these very bytes and no others."""
+    committed = write_segment(storage, REQUEST, groups)
+    assert read_segment(storage, REQUEST, committed) is committed.groups
+    storage.replace(NAME, storage.read(NAME)[:-1])
+    with pytest.raises(CorruptSegmentError):
+        read_segment(storage, REQUEST, committed)
+    storage.delete(NAME)
+    with pytest.raises(FileNotFoundError):
+        read_segment(storage, REQUEST, committed)
+    write_segment(storage, REQUEST, groups[:3])
+    assert plain(read_segment(storage, REQUEST, committed)) == plain(groups[:3])
+
+
 def test_an_empty_segment_is_a_segment(storage):
     write_segment(storage, REQUEST, [])
-    assert read_segment(storage, REQUEST) == []
+    assert read_segment(storage, REQUEST) == ()
 
 
 def test_the_second_writer_loses_and_the_same_content_is_ones_own_repeated_write(storage, groups):

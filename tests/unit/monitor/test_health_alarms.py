@@ -329,3 +329,7 @@ def test_the_trend_statistic_of_noise_is_standard_normal():
     values = np.array([trend_z(list(rng.standard_normal(40))) for _ in range(2000)])
     assert abs(values.mean()) < 4 / math.sqrt(2000)
     assert abs(values.std() - 1) < 4 / math.sqrt(4000)
+
+
+def test_a_function_that_is_named_by_its_path_is_watched_too():
+    assert watch(parts("home.me.a.py:form", *[(0.0, 0.0)] * 6), HealthConfig(window=4)) == [("constant_reward", 3)]

@@ -134,6 +134,18 @@ def test_tensorboard_shows_each_value_once_after_retry_evaluation_and_resume(tmp
     assert [(event.step, event.value) for event in events.Scalars("eval/heldout/reward")] == [(6, 0.5)]
 
 
+def test_what_was_synced_is_in_tensorboard_though_the_writer_never_closes(tmp_path: Path):
+    """A checkpoint syncs, so that a run that is killed and resumed has no gap before it."""
+    writer = MetricsWriter(tmp_path, tensorboard=True)
+    for step in range(5):
+        writer.write(step, {"reward": step / 2}, now=100.0 + step)
+    writer.sync()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("reward")] == list(range(5))
+    writer.close()
+
+
 def test_rows_are_values(tmp_path: Path):
     write(tmp_path, range(1))
     assert read_metrics(tmp_path) == [StepMetrics(0, 100.0, {"reward": 0.0, "health/non_finite": 0.0})]

@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config
 
 from gyre_core.policy.tiny import tiny_tokenizer
-from gyre_core.policy.tokens import decode, render_prompt, special_tokens
+from gyre_core.policy.tokens import decode, decode_all, render_prompt, special_tokens
 
 WORDS = ["<unk>", "<bos>", "</s>", "<pad>", "user", "assistant", "one", "two", "<end>"]
 BOS = 1
@@ -114,6 +114,8 @@ def test_text_leaves_special_and_unknown_ids_out():
     tokenizer = tiny_tokenizer()
     token_ids = tokenizer("12+3=", add_special_tokens=False)["input_ids"]
     assert decode(tokenizer, [1, *token_ids, 2, 0, 9999]) == "12+3="
+    assert decode_all(tokenizer, [token_ids, [], [9999], token_ids[:2]]) == ["12+3=", "", "", "12"]
+    assert decode_all(tokenizer, []) == []
 
 
 def test_the_tiny_tokenizer_takes_every_character():

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from gyre_core.config.sections import RewardConfig, RewardFunctionConfig
-from gyre_core.rewards.scorer import FunctionCall, Scorer
+from gyre_core.monitor.names import find_metric
+from gyre_core.rewards.scorer import FunctionCall, Scorer, function_names
 from gyre_core.rewards.values import RewardError
 from gyre_core.types import Completion, PolicyVersion, Prompt
 
@@ -272,3 +273,13 @@ async def test_a_judge_alone_needs_no_process_and_stops_a_run_that_it_cannot_sco
             await score(scorer, group(0, ["bad"]), group(1, ["bad"]))
     finally:
         scorer.close()
+
+
+def test_functions_of_one_name_go_by_their_paths_and_every_metric_of_theirs_is_registered():
+    paths = ["/home/me/a.py:form", "/home/me/b.py:form", "package.module:other"]
+    config = RewardConfig(functions=tuple(RewardFunctionConfig(path=path) for path in paths))
+    names = function_names(config)
+    assert names == dict(zip(["home.me.a.py:form", "home.me.b.py:form", "other"], paths, strict=True))
+    for name in names:
+        assert find_metric(f"rewards/{name}/mean").name == "rewards/{function}/mean"
+        assert find_metric(f"rewards/{name}/timeouts").name == "rewards/{function}/timeouts"

@@ -206,3 +206,20 @@ def test_a_state_that_was_stored_goes_on_as_if_undisturbed(seed):
             np.testing.assert_array_equal(first, second)
         assert resumed.state() == undisturbed.state(), f"call {number}"
         assert resumed.metrics() == undisturbed.metrics()
+
+
+def test_going_back_keeps_what_earlier_calls_add_to_the_metrics():
+    one, other = [group([1.0, 3.0], [2, 4])], [group([5.0, 9.0], [8, 10])]
+    disturbed = shaper(length_penalty=1.0)
+    disturbed.shape(one)
+    before = disturbed.state()
+    disturbed.shape(other)
+    disturbed.load_state(before)
+    assert disturbed.metrics() == pytest.approx({"reward/length_penalty": 0.3, "reward/shaped_mean": 1.7})
+
+
+def test_without_a_step_rewards_stay_as_they_are_and_nothing_is_kept():
+    plain = shaper()
+    assert shape(plain, group([1.0, 0.5]), group([7.0, -2.0])) == [[1.0, 0.5], [7.0, -2.0]]
+    assert plain.state() == shaper().state()
+    assert plain.metrics() == {}

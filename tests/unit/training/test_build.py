@@ -3,10 +3,11 @@
 import json
 import shutil
 
+import psutil
 import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from gyre_core.config import load_config
+from gyre_core.config import GyreConfig, load_config
 from gyre_core.config.sections import LoRAConfig
 from gyre_core.training.build import check_inputs, open_run
 
@@ -110,13 +111,29 @@ async def test_adapters_that_the_policy_cannot_have_are_told_before_anything_is_
     assert not (tmp_path / "runs").exists()
 
 
-async def test_a_critic_that_does_not_fit_the_policy_is_told_before_anything_is_made(tmp_path):
-    Qwen3ForCausalLM(
-        Qwen3Config(vocab_size=31, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
-    ).save_pretrained(tmp_path / "critic")
-    config = config_of(tmp_path)
-    config = type(config).model_validate(
-        config.model_dump() | {"models": config.models.model_dump() | {"critic": str(tmp_path / "critic")}}
-    )
-    with pytest.raises(ValueError, match=r"models\.critic: .* vocabulary of 31 tokens and the policy one of"):
+@pytest.mark.parametrize(
+    ("role", "more"),
+    [("critic", {"experiment": {"algorithm": "ppo"}}), ("ref", {"learning": {"kl_coef": 0.1}})],
+)
+async def test_a_model_of_another_vocabulary_is_told_before_anything_is_made(tmp_path, role, more):
+    folder = tmp_path / role
+    Qwen3ForCausalLM(Qwen3Config(vocab_size=31, hidden_size=16, num_hidden_layers=1)).save_pretrained(folder)
+    values = config_of(tmp_path).model_dump()
+    for section, changes in {"models": {role: str(folder)}, **more}.items():
+        values[section] |= changes
+    config = GyreConfig.model_validate(values)
+    with pytest.raises(ValueError, match=rf"models\.{role}: .* vocabulary of 31 tokens and the policy one of"):
         await check_inputs(config, run_id=None, resume=False)
+
+
+async def test_when_one_of_several_reward_processes_does_not_start_none_is_left(tmp_path):
+    (tmp_path / "once.py").write_text(
+        "import pathlib\n"
+        "pathlib.Path(__file__).with_name('taken').touch(exist_ok=False)\n"
+        "def score(completions): return [0.0] * len(completions)\n"
+    )
+    more = f"reward: {{processes: 2, functions: [{{path: '{tmp_path}/once.py:score'}}]}}"
+    before = psutil.Process().children(recursive=True)
+    with pytest.raises(ValueError, match="cannot be imported"):
+        await check_inputs(config_of(tmp_path, more=more), run_id=None, resume=False)
+    assert psutil.Process().children(recursive=True) == before

@@ -81,3 +81,13 @@ def test_its_state_goes_on_where_it_was():
     one.advantages([first])
     other.load_state(one.state())
     np.testing.assert_array_equal(one.advantages([second])[0], other.advantages([second])[0])
+
+
+def test_a_group_has_a_signal_when_its_penalised_rewards_differ():
+    equal, of_other_lengths = make_group([1.0, 1.0]), make_group([1.0, 1.0], lengths=[4, 2])
+    assert not credit().has_signal(of_other_lengths)
+    assert not credit("grpo", {"length_penalty": 0.5}).has_signal(equal)
+    assert credit("grpo", {"length_penalty": 0.5}).has_signal(of_other_lengths)
+    far_from_reference = make_group([1.0, 1.0], reference=[-1.5, -1.0])
+    assert credit(kl_in="reward", kl_coef=0.5).has_signal(far_from_reference)
+    assert not credit(kl_coef=0.5).has_signal(far_from_reference)

@@ -37,7 +37,13 @@ async def rolled_out(folder, run_id, refills):
         minibatches = await stages.sample(run, 1)
         drawn = len(run.open_steps[1].record.groups)
         prompts = [group.prompt.prompt_id for group in groups]
-        return prompts, live_groups(run.storage, step.requests), run.open_steps[1].refills, minibatches, drawn
+        return (
+            prompts,
+            live_groups(run.storage, step, run.credit),
+            run.open_steps[1].refills,
+            minibatches,
+            drawn,
+        )
     finally:
         await run.close()
 
@@ -68,5 +74,20 @@ async def test_a_data_set_of_dead_groups_ends_in_a_clear_error(tmp_path):
         with pytest.raises(NoSignalError, match=r"step 1: for each of 12 prompts, those of 2 refills .* earn the same"):
             await stages.rollout(run, 1)
         assert NoSignalError in FATAL_ERRORS
+    finally:
+        await run.close()
+
+
+async def test_a_damaged_segment_is_put_aside_and_made_anew(tmp_path):
+    run = await opened(tmp_path, HALF_DEAD, "damaged", max_refills=2)
+    try:
+        await stages.rollout(run, 1)
+        name = f"pool/{run.open_steps[1].requests[0].request_id}.parquet"
+        whole = run.storage.read(name)
+        run.storage.replace(name, whole[:-1])
+        with pytest.raises(RuntimeError, match=r"put aside and request 00000001-0000 is made anew"):
+            await stages.rollout(run, 1)
+        await stages.rollout(run, 1)
+        await stages.reward(run, 1)
     finally:
         await run.close()

@@ -102,6 +102,14 @@ def test_reward(metrics, outcome):
     assert ("ValueError: no" in verdict.evidence) == (metrics["reward/failure_share"] > 0)
 
 
+def test_a_critic_needs_no_spread_of_rewards():
+    assert judge_reward(reward_metrics(std=0.0, dead=1.0), "", 0.2, "ppo").outcome == "ok"
+    alone = {
+        name: value for name, value in reward_metrics().items() if name not in ("reward_std", "frac_reward_zero_std")
+    }
+    assert judge_reward(alone, "", 0.2, "ppo").outcome == "ok"
+
+
 def test_rewards_that_all_fail_fail_whatever_the_limit():
     assert judge_reward(reward_metrics(failed=1.0), "error", 1.0).outcome == "fail"
 

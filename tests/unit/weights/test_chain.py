@@ -52,6 +52,7 @@ def test_weights_come_back_bit_for_bit(storage, dtype):
     chain = VersionChain(storage)
     manifest = chain.publish(SECOND, FIRST, weights)
     assert same_bits(chain.load(SECOND), weights)
+    assert same_bits(VersionChain(storage).load(SECOND), weights)
     assert chain.manifest(SECOND) == manifest
     assert (manifest.version, manifest.parent, manifest.kind) == (SECOND, FIRST, "full")
     assert manifest.size == storage.size(f"policy/{SECOND}/weights.safetensors")
@@ -63,6 +64,7 @@ def test_strides_do_not_matter(storage):
     chain = VersionChain(storage)
     chain.publish(FIRST, None, weights)
     assert same_bits(chain.load(FIRST), weights)
+    assert same_bits(VersionChain(storage).load(FIRST), weights)
     assert tensor_digest(weights["sliced"]) == tensor_digest(weights["sliced"].clone())
 
 
@@ -147,11 +149,29 @@ def damage_by_the_header(file):
     "damage", [damage_by_cutting, damage_by_emptying, damage_by_a_bit_in_a_tensor, damage_by_the_header]
 )
 def test_a_damaged_file_is_refused(tmp_path, damage):
-    chain = VersionChain(LocalStorage(tmp_path))
-    chain.publish(FIRST, None, weights_of(1))
+    VersionChain(LocalStorage(tmp_path)).publish(FIRST, None, weights_of(1))
     damage(weights_file(tmp_path, FIRST))
     with pytest.raises(CorruptVersionError, match=str(FIRST)):
+        VersionChain(LocalStorage(tmp_path)).load(FIRST)
+
+
+def test_what_was_just_published_is_at_hand_as_it_was_then(tmp_path, monkeypatch):
+    """The publisher's own load takes a copy that no later update reaches; an older or larger version is read."""
+    chain, weights = VersionChain(LocalStorage(tmp_path)), weights_of(1)
+    chain.publish(FIRST, None, weights)
+    weights["embedding"].zero_()
+    weights_file(tmp_path, FIRST).write_bytes(b"not looked at")
+    assert same_bits(chain.load(FIRST), weights_of(1))
+    chain.withdraw(FIRST)
+    with pytest.raises(FileNotFoundError):
         chain.load(FIRST)
+    chain.publish(SECOND, FIRST, weights_of(2))
+    monkeypatch.setattr("gyre_core.weights.chain.HELD_BYTES", 1)
+    chain.publish(PolicyVersion(1, 2), SECOND, weights_of(3))
+    assert same_bits(chain.load(PolicyVersion(1, 2)), weights_of(3))
+    weights_file(tmp_path, PolicyVersion(1, 2)).write_bytes(b"looked at")
+    with pytest.raises(CorruptVersionError):
+        chain.load(PolicyVersion(1, 2))
 
 
 def test_a_file_of_another_version_is_refused(tmp_path):
