@@ -27,7 +27,7 @@ from gyre_core.experience.contents import SegmentState, training_group
 from gyre_core.experience.draw import choose, deal
 from gyre_core.experience.index import GroupIndex, GroupState, prompt_key
 from gyre_core.experience.ledger import AdmissionLedger
-from gyre_core.experience.priority import effective_sampling_rate, importance_weights, signals
+from gyre_core.experience.priority import effective_sampling_rate, importance_weights, mean_deviations, signals
 from gyre_core.experience.segments import (
     CommittedSegment,
     CorruptSegmentError,
@@ -332,7 +332,7 @@ class Pool:
             "version_number": [group.version.number for group in groups],
             "admitted_at": now,
             "mean_reward": for_each_group(lambda values: values.mean(axis=1), [group.rewards for group in groups]),
-            "spread": for_each_group(lambda values: np.abs(values).mean(axis=1), advantages),
+            "spread": for_each_group(mean_deviations, advantages),
             "policy_change": 0.0,
             "uses": 0,
             "state": states,

@@ -3,7 +3,7 @@
 The priority of a group is `signal^alpha × exp(-age / τ)`, with
 `signal = (spread + policy change) × (1 + scaled reward) + floor`:
 
-- spread: mean |advantage| of its rows, their mean absolute deviation;
+- spread: mean distance of its rows' advantages from their mean;
 - policy change: mean |log-ratio| of the learner's policy to the one that sampled, 0 until it is known;
 - scaled reward: the group's mean reward, from 0 for the lowest in the pool to 1 for the highest.
 
@@ -20,6 +20,11 @@ Values = NDArray[np.float64]
 
 SIGNAL_FLOOR = 0.01
 """Keeps every live group drawable."""
+
+
+def mean_deviations(advantages: NDArray[np.float32]) -> Values:
+    """Mean distance of the rows' advantages from their group's mean, `[groups, group]` in and `[groups]` out."""
+    return np.abs(advantages - advantages.mean(axis=1, keepdims=True)).mean(axis=1)
 
 
 def signals(spread: Values, policy_change: Values, mean_reward: Values) -> Values:

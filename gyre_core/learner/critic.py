@@ -18,9 +18,9 @@ from gyre_core.algorithms.whitening import whiten
 from gyre_core.config.sections import CriticConfig, LearningConfig
 from gyre_core.learner.inputs import GroupValues, MinibatchInputs, OldPolicy, references, split_by_group
 from gyre_core.learner.masters import MasterWeights
-from gyre_core.policy.critic import ValueModel, score_values
 from gyre_core.policy.logprobs import checkpoint_layers, predicting_states
 from gyre_core.policy.packing import plan_micro_batches
+from gyre_core.policy.value_model import ValueModel, score_values
 from gyre_core.types import TrainingGroup
 
 T = TypeVar("T")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import platform
@@ -24,12 +23,12 @@ from gyre_core.experience.pool import Pool
 from gyre_core.learner.critic import Critic
 from gyre_core.learner.local import LocalLearner
 from gyre_core.monitor.metrics import MetricsWriter
-from gyre_core.policy.critic import inspect_critic, own_value_model, shared_value_model
 from gyre_core.policy.logprobs import ReferenceModel
 from gyre_core.policy.lora import adapted_copy
 from gyre_core.policy.models import Policy, PolicySummary, copy_policy, find_device, inspect_policy, load_model
 from gyre_core.policy.reward_model import inspect_reward_model, load_reward_model
 from gyre_core.policy.tokens import render_prompt
+from gyre_core.policy.value_model import inspect_critic, own_value_model, shared_value_model
 from gyre_core.rewards.scorer import Scorer
 from gyre_core.rollout.serving import Worker
 from gyre_core.storage import Storage
@@ -72,10 +71,7 @@ async def open_run(config: GyreConfig, *, run_id: str | None = None, resume: boo
         folder = _find_folder(config, run_id) if resume else RunFolder.create(config, run_id)
         folder.acquire()
         try:
-            run = await asyncio.to_thread(_build, config, folder, rows, scorer, resume)
-            # What is there now stays to the end, so that collections in the middle of steps need not look at it.
-            gc.freeze()
-            return run
+            return await asyncio.to_thread(_build, config, folder, rows, scorer, resume)
         except BaseException as error:
             folder.release()
             # A thread that was cancelled may still write there.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import time
 from collections.abc import Callable, Generator
@@ -335,4 +334,3 @@ class TrainingRun:
         self._owner_thread.shutdown(wait=True)
         self.metrics.close()
         self.folder.release()
-        gc.unfreeze()  # What `open_run` kept out of collections.

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from gyre_core.config.sections import CriticConfig, LearningConfig
 from gyre_core.learner.critic import Critic
 from gyre_core.learner.local import LocalLearner
-from gyre_core.policy.critic import own_value_model, shared_value_model
+from gyre_core.policy.value_model import own_value_model, shared_value_model
 from gyre_core.types import Minibatch, PolicyVersion, SamplingParameters, TrainingGroup
 
 VOCABULARY = 23

@@ -19,7 +19,7 @@ from learner_cases import (
 )
 from safetensors.torch import load, save
 
-from gyre_core.policy.critic import score_values
+from gyre_core.policy.value_model import score_values
 
 TRUNKS = pytest.mark.parametrize("trunk", ["own", "shared"])
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from gyre_core.policy.critic import own_value_model, score_values, shared_value_model
+from gyre_core.policy.value_model import own_value_model, score_values, shared_value_model
 
 SHAPE = {
     "vocab_size": 23,
