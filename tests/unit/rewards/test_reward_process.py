@@ -12,9 +12,10 @@ import pytest
 from gyre_core.rewards.process import RewardProcess, RewardProcessError
 
 PARENT = """
-import sys
+import signal, sys
 from pathlib import Path
 from gyre_core.rewards.process import RewardProcess
+signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell's background jobs inherit that it is ignored.
 process = RewardProcess({"hang": "hang.py:hang"}, Path(sys.argv[1]))
 process.start()
 process.call("hang", {"completions": ["a"]}, 1, 1000.0)
