@@ -58,7 +58,7 @@ def measure(vocabulary: int, tokens: int, chunked: bool) -> int:
     """Bytes that an update of so many completion tokens takes at its peak, besides what stays."""
     torch.set_num_threads(1)
     if not chunked:
-        logprobs._CHUNK_ELEMENTS = 2**62
+        logprobs.CHUNK_ELEMENTS = 2**62
     config = Qwen3Config(
         vocab_size=vocabulary,
         hidden_size=32,
@@ -111,7 +111,7 @@ def main() -> None:
         rows.append(row)
         sizes = [row[name] // MIB for name in ("logits", "chunked", "at_once")]
         print(f"{vocabulary:>10,} {tokens:>7,} {sizes[0]:>11,} {sizes[1]:>9,} {sizes[2]:>9,}", flush=True)
-    print(json.dumps({"chunk_bytes": logprobs._CHUNK_ELEMENTS * 4, "points": rows}))
+    print(json.dumps({"chunk_bytes": logprobs.CHUNK_ELEMENTS * 4, "points": rows}))
 
 
 if __name__ == "__main__":

@@ -50,17 +50,13 @@ class StepOnCommand(TrainerCallback):
         self._commands.reply({"rewards": [row["reward"] for row in rows], "lengths": lengths, "padding": padding})
 
 
-def main() -> None:
-    """Build the trainer and train until the benchmark has no more commands."""
-    settings = json.loads(sys.argv[1])
-    commands = Commands()
-    torch.set_num_threads(settings["threads"])
-    folder = Path(settings["folder"])
+def make_config(settings: dict[str, Any]) -> GRPOConfig:
+    """TRL's configuration of the same run."""
     updates = settings["updates"]
     samples = settings["prompts"] * settings["samples"]
     rows = settings["trl_rows"]
-    config = GRPOConfig(
-        output_dir=str(folder / "trl"),
+    return GRPOConfig(
+        output_dir=str(Path(settings["folder"]) / "trl"),
         per_device_train_batch_size=rows,
         steps_per_generation=samples // rows,
         gradient_accumulation_steps=samples // updates // rows,
@@ -91,6 +87,14 @@ def main() -> None:
         report_to="none",
         disable_tqdm=True,
     )
+
+
+def main() -> None:
+    """Build the trainer and train until the benchmark has no more commands."""
+    settings = json.loads(sys.argv[1])
+    commands = Commands()
+    torch.set_num_threads(settings["threads"])
+    folder = Path(settings["folder"])
     policy = folder / "policy"
     tokenizer = AutoTokenizer.from_pretrained(policy, padding_side="left")
     prompts = Dataset.from_json(str(folder / "prompts.jsonl"))
@@ -98,12 +102,12 @@ def main() -> None:
         model=AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32),
         processing_class=tokenizer,
         reward_funcs=score,
-        args=config,
+        args=make_config(settings),
         train_dataset=prompts,
     )
     trainer.remove_callback(PrinterCallback)
     prompt_tokens = len(tokenizer(prompts[0]["prompt"])["input_ids"])
-    trainer.add_callback(StepOnCommand(commands, updates, prompt_tokens))
+    trainer.add_callback(StepOnCommand(commands, settings["updates"], prompt_tokens))
     trainer.train()
 
 

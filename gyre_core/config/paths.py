@@ -9,7 +9,7 @@ from typing import Any
 
 BUILT_IN = {"data.path": "arithmetic", "models.policy": "tiny-qwen3"}
 """Names that stand for something made on the spot, and not for a path."""
-_TASK = "reasoning_gym:"
+TASK_PREFIX = "reasoning_gym:"
 """What begins a data path that names a task and no file."""
 _READ = ("data.path", "data.evaluation_path", "models.policy", "models.reward", "models.critic", "models.ref")
 
@@ -32,7 +32,7 @@ def absolute_paths(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _absolute(path: object, folder: Path) -> object:
-    if not isinstance(path, str) or not path or "://" in path or path.startswith(_TASK):
+    if not isinstance(path, str) or not path or "://" in path or path.startswith(TASK_PREFIX):
         return path
     return os.path.abspath(folder / Path(path).expanduser())  # noqa: PTH100 (resolve would follow links)
 

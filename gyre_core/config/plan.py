@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from gyre_core.config.paths import TASK_PREFIX
 from gyre_core.config.schema import GyreConfig
 from gyre_core.config.sections import Section
 
@@ -170,7 +171,7 @@ def _idle_settings(config: GyreConfig) -> Iterator[str]:
 
 def _idle_inputs(config: GyreConfig) -> Iterator[str]:
     data = config.data
-    tasks = [path.startswith("reasoning_gym:") for path in (data.path, data.evaluation_path or "")]
+    tasks = [path.startswith(TASK_PREFIX) for path in (data.path, data.evaluation_path or "")]
     if data.path != "arithmetic" and not tasks[0]:
         yield from _without_effect("data", data, ("size",), "for a file of prompts")
     if not any(tasks):

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from gyre_core.config.paths import TASK_PREFIX
 from gyre_core.config.sections import DataConfig
 from gyre_core.data.messages import PromptValue, read_prompt, shape_prompt, without_null_keys
 from gyre_core.data.readers import read_rows
-from gyre_core.data.reasoning_gym import PREFIX, read_reasoning_gym
+from gyre_core.data.reasoning_gym import read_reasoning_gym
 from gyre_core.data.rows import SourceRow, check_column_types, kind_of
 from gyre_core.types import Prompt, Tokens
 
@@ -83,7 +84,7 @@ def load_prompts(config: DataConfig, seed: int) -> PromptSplits:
     rows = arithmetic_rows(seed) if config.path == ARITHMETIC else _read_training(config, seed)
     if config.evaluation_path is not None:
         evaluation = _read_evaluation(config, config.evaluation_path, seed)
-    elif config.path == ARITHMETIC or config.path.startswith(PREFIX):
+    elif config.path == ARITHMETIC or config.path.startswith(TASK_PREFIX):
         evaluation, rows = rows[: config.evaluation_size], rows[config.evaluation_size :]
     else:
         evaluation, rows = _hold_out(rows, config, seed)
@@ -167,7 +168,7 @@ def tokenize(rows: Sequence[PromptRow], render: Render, max_prompt_tokens: int) 
 
 def _read_training(config: DataConfig, seed: int) -> list[PromptRow]:
     """The rows of `data.path`; those of a task are the held-out ones first, then `data.size` others."""
-    if config.path.startswith(PREFIX):
+    if config.path.startswith(TASK_PREFIX):
         held_out = 0 if config.evaluation_path else config.evaluation_size
         rows = _task_rows(config, config.path, held_out + config.size, [seed, _TASK_STREAM, 0])
     else:
@@ -178,7 +179,7 @@ def _read_training(config: DataConfig, seed: int) -> list[PromptRow]:
 def _read_evaluation(config: DataConfig, path: str, seed: int) -> list[PromptRow]:
     """The rows of `data.evaluation_path`; of a task, `data.evaluation_size` of them."""
     key = "data.evaluation_path"
-    if not path.startswith(PREFIX):
+    if not path.startswith(TASK_PREFIX):
         return read_prompts(config, read_rows(Path(path), key), path, key)
     if not config.evaluation_size:
         raise ValueError(f"{key}: no prompt is to be made of {path}; raise data.evaluation_size")
@@ -190,7 +191,7 @@ def _read_evaluation(config: DataConfig, path: str, seed: int) -> list[PromptRow
 def _task_rows(config: DataConfig, path: str, size: int, stream: list[int]) -> list[SourceRow]:
     """Rows of a reasoning-gym task, whose entry i is a function of the task's seed + i: seeds must lie far apart."""
     task_seed = int(np.random.default_rng(stream).integers(2**31))
-    return read_reasoning_gym(path.removeprefix(PREFIX), config.parameters, size, task_seed)
+    return read_reasoning_gym(path.removeprefix(TASK_PREFIX), config.parameters, size, task_seed)
 
 
 def _shaped(rows: Sequence[PromptRow], config: DataConfig) -> list[PromptRow]:

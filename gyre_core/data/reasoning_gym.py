@@ -8,10 +8,8 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gyre_core.config.paths import TASK_PREFIX
 from gyre_core.data.rows import SourceRow
-
-PREFIX = "reasoning_gym:"
-"""`data.path` of a task is this and the task's name."""
 
 
 def read_reasoning_gym(task: str, parameters: Mapping[str, Any], size: int, seed: int) -> list[SourceRow]:
@@ -23,7 +21,7 @@ def read_reasoning_gym(task: str, parameters: Mapping[str, Any], size: int, seed
     """
     registry = _registry()
     if task not in registry:
-        raise ValueError(f"{PREFIX}{task}: reasoning-gym has no task '{task}'{_nearest(task, [*registry])}")
+        raise ValueError(f"{TASK_PREFIX}{task}: reasoning-gym has no task '{task}'{_nearest(task, [*registry])}")
     dataset_type, config_type = registry[task]
     known = [field.name for field in dataclasses.fields(config_type) if field.name not in ("seed", "size")]
     for name in parameters:
@@ -42,7 +40,7 @@ def read_reasoning_gym(task: str, parameters: Mapping[str, Any], size: int, seed
 def _row(task: str, parameters: Mapping[str, Any], index: int, entry: Mapping[str, Any]) -> SourceRow:
     metadata = {**entry["metadata"], "source_dataset": task, "parameters": dict(parameters)}
     values = {"prompt": entry["question"], "answer": entry["answer"], "metadata": _plain(metadata)}
-    return SourceRow(f"{PREFIX}{task}:{index}", values)
+    return SourceRow(f"{TASK_PREFIX}{task}:{index}", values)
 
 
 def _plain(value: Any) -> Any:
@@ -64,7 +62,7 @@ def _registry() -> Mapping[str, tuple[Any, Any]]:
         if (error.name or "").partition(".")[0] != "reasoning_gym":
             raise
         raise ValueError(
-            f"{PREFIX}…: a task of reasoning-gym needs the library; install it by `pip install 'gyre[rewards]'`"
+            f"{TASK_PREFIX}…: a task of reasoning-gym needs the library; install it by `pip install 'gyre[rewards]'`"
         ) from None
 
 

@@ -23,7 +23,7 @@ from gyre_core.types import LogProbabilities, SamplingParameters, Tokens
 CausalLM = PreTrainedModel
 """A causal language model of transformers: a base model and a linear head over the vocabulary."""
 
-_CHUNK_ELEMENTS = 2**26
+CHUNK_ELEMENTS = 2**26
 """Logits held at the same time, 256 MiB of float32: 441 positions of a vocabulary of 152k."""
 _PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 """Difference of log-probabilities, or of hidden states, that rounding alone explains."""
@@ -82,7 +82,7 @@ def token_statistics(
     head = model.get_output_embeddings()
     assert head is not None, "a causal language model has a head"
     score = partial(_score_chunk, head, sampling, truncated, entropy_gradient)
-    chunk = max(_CHUNK_ELEMENTS // model.config.get_text_config().vocab_size, 1)
+    chunk = max(CHUNK_ELEMENTS // model.config.get_text_config().vocab_size, 1)
     if len(targets) <= chunk:
         return score(states, targets)
     if torch.is_grad_enabled():

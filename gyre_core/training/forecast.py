@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gyre_core.config import GyreConfig
+from gyre_core.policy.logprobs import CHUNK_ELEMENTS
 from gyre_core.policy.models import PolicySummary
 
 Forecast = Mapping[str, float]
@@ -14,8 +15,6 @@ Forecast = Mapping[str, float]
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 _FLOAT32 = 4
-_LOGITS_CHUNK = 2**26
-"""Logits that the learner holds at the same time."""
 _LOGITS_COPIES = 5
 """Logits, probabilities, and what the backward pass makes of them, as counted and measured (benchmarks/memory.py)."""
 
@@ -79,7 +78,7 @@ def memory_forecast(
     tokens = config.learning.tokens_per_micro_batch
     kept_layers = 1 if config.learning.gradient_checkpointing else policy.layers
     activations = tokens * policy.hidden_size * width * (17 * kept_layers + policy.layers)
-    logits = min(tokens * policy.vocabulary, _LOGITS_CHUNK) * _FLOAT32 * _LOGITS_COPIES
+    logits = min(tokens * policy.vocabulary, CHUNK_ELEMENTS) * _FLOAT32 * _LOGITS_COPIES
     positions = config.data.max_prompt_tokens + config.rollout.max_tokens
     forecast = {
         # Weights, gradient and two moments, and for bfloat16 the rounded copy with its gradient.

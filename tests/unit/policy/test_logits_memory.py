@@ -73,12 +73,12 @@ def most_rows(model, tokens, *, backward):
 @pytest.mark.parametrize("backward", [True, False])
 def test_the_peak_of_logits_follows_the_chunk(monkeypatch, backward):
     model = make_model()
-    monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", 20 * VOCABULARY)
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 20 * VOCABULARY)
     peak = most_rows(model, 128, backward=backward)
     assert 20 <= peak <= COPIES * 20
     assert most_rows(model, 512, backward=backward) == peak
-    monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", 40 * VOCABULARY)
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 40 * VOCABULARY)
     assert most_rows(model, 512, backward=backward) == 2 * peak
     # All at once, the counter sees what chunks avoid.
-    monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", 2**62)
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 2**62)
     assert most_rows(model, 512, backward=backward) >= 512

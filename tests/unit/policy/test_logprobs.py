@@ -151,7 +151,7 @@ def test_chunks_change_neither_scores_nor_gradients(kind, monkeypatch):
     (batch,) = plan_micro_batches(groups, 1000, 1024)
     results = []
     for elements in (2**26, 31 * 5):  # everything at once, five positions at a time
-        monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", elements)
         model = toy(kind)
         scored = packed_statistics(model, batch, SAMPLING)
         torch.autograd.backward(scored.log_probabilities.sum())
@@ -166,7 +166,7 @@ def test_chunks_change_neither_scores_nor_gradients(kind, monkeypatch):
 @pytest.mark.parametrize("elements", [2**26, 31 * 5])
 def test_entropy_has_a_gradient_only_when_asked_for(elements, monkeypatch):
     """Against plain autograd in float64; everything at once and five positions at a time."""
-    monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", elements)
     model = toy("llama")
     generator = torch.Generator().manual_seed(4)
     states = torch.randn(12, 16, generator=generator).requires_grad_()
