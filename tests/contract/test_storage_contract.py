@@ -19,15 +19,18 @@ WRITERS = Path(__file__).with_name("storage_writers.py")
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(params=["local", "memory"])
+@pytest.fixture(params=["local", "memory", "moto", "seaweedfs"])
 def storage(request, tmp_path):
     if request.param == "local":
         yield open_storage(tmp_path)
-    else:
+    elif request.param == "memory":
         root = f"/{uuid.uuid4().hex}"
         yield open_storage(f"memory:/{root}")
         if fsspec.filesystem("memory").exists(root):
             fsspec.filesystem("memory").rm(root, recursive=True)
+    else:
+        server = request.getfixturevalue(request.param)
+        yield open_storage(server.url, server.options)
 
 
 def start_writer(*arguments: str) -> subprocess.Popen[str]:
