@@ -1,4 +1,7 @@
-"""Programs for the other processes of the storage contract: `python storage_writers.py WHAT ROOT …`."""
+"""Programs for the other processes of the storage contract: `python storage_writers.py WHAT ROOT …`.
+
+Credentials of an S3 service come from the environment.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,17 @@ import time
 from pathlib import Path
 
 from gyre_core.storage import open_storage
+from gyre_core.storage.s3 import S3Storage
 
 
-def race(root: str, token: str) -> None:
+def race(root: str, signals: str, names: str, token: str) -> None:
     """Create the same names as the rivals, once the start file is there; print the names that were won."""
     storage = open_storage(root)
-    Path(root, f"ready-{token}").touch()
-    while not Path(root, "start").exists():
+    storage.exists("warm")
+    Path(signals, f"ready-{token}").touch()
+    while not Path(signals, "start").exists():
         time.sleep(0.001)
-    for number in range(100):
+    for number in range(int(names)):
         try:
             storage.create(f"race/{number:03d}", f"{token} {number} ".encode() * 1000)
         except FileExistsError:
@@ -36,5 +41,18 @@ def hang_in_the_middle(root: str) -> None:
     open_storage(root).create_file("folder/victim", write)
 
 
+def create(root: str, name: str) -> None:
+    """Create an object."""
+    open_storage(root).create(name, b"from another process")
+
+
+def upload(root: str) -> None:
+    """Send a file in parts."""
+    storage = open_storage(root)
+    assert isinstance(storage, S3Storage)
+    storage = S3Storage(storage._client, storage.bucket, storage.folder, whole_bytes=0)
+    storage.create_file("folder/victim", lambda path: path.write_bytes(b"part" * 1000))
+
+
 if __name__ == "__main__":
-    {"race": race, "hang": hang_in_the_middle}[sys.argv[1]](*sys.argv[2:])
+    {"race": race, "hang": hang_in_the_middle, "create": create, "upload": upload}[sys.argv[1]](*sys.argv[2:])

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,12 +34,21 @@ def storage(request, tmp_path):
         yield open_storage(server.url, server.options)
 
 
-def start_writer(*arguments: str) -> subprocess.Popen[str]:
+@pytest.fixture(params=["local", "moto", "seaweedfs"])
+def shared(request, tmp_path):
+    """A storage that other processes open by the same URL, and the environment that they need for it."""
+    if request.param == "local":
+        return open_storage(tmp_path / "storage"), {}
+    server = request.getfixturevalue(request.param)
+    return open_storage(server.url, server.options), server.environment()
+
+
+def start_writer(*arguments: str, environment: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, str(WRITERS), *arguments],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
     )
 
 
@@ -178,29 +188,43 @@ def test_readers_see_the_old_or_the_new_object_and_nothing_between(storage):
     assert not torn
 
 
-def test_of_four_processes_one_creates_each_name_and_listings_are_fresh(tmp_path):
-    storage = open_storage(tmp_path)
-    assert storage.list("race") == []
-    writers = [start_writer("race", str(tmp_path), str(token)) for token in range(4)]
+def test_of_four_processes_one_creates_each_name(shared, tmp_path):
+    storage, environment = shared
+    names = 100 if isinstance(storage, LocalStorage) else 30
+    arguments = ("race", storage.url, str(tmp_path), str(names))
+    writers = [start_writer(*arguments, str(token), environment=environment) for token in range(4)]
     try:
         while len(list(tmp_path.glob("ready-*"))) < 4:
             assert all(writer.poll() is None for writer in writers), "a writer ended before the start"
+            time.sleep(0.01)
         (tmp_path / "start").touch()
         wins = [[int(line) for line in writer.communicate(timeout=120)[0].split()] for writer in writers]
     finally:
         for writer in writers:
             writer.kill()
             writer.wait()
-    assert sorted(number for won in wins for number in won) == list(range(100))
-    assert storage.list("race") == [f"race/{number:03d}" for number in range(100)]
+    assert sorted(number for won in wins for number in won) == list(range(names))
+    assert storage.list("race") == [f"race/{number:03d}" for number in range(names)]
     for token, won in enumerate(wins):
         for number in won:
             assert storage.read(f"race/{number:03d}") == f"{token} {number} ".encode() * 1000
 
 
-def test_a_writer_killed_halfway_leaves_nothing_visible(tmp_path):
-    storage = open_storage(tmp_path)
-    writer = start_writer("hang", str(tmp_path))
+def test_a_listing_shows_what_another_process_wrote_and_a_size_what_is_there_now(shared):
+    storage, environment = shared
+    storage.replace("f/a", b"short")
+    assert (storage.list("f"), storage.size("f/a")) == (["f/a"], 5)
+    writer = start_writer("create", storage.url, "f/b", environment=environment)
+    assert writer.communicate(timeout=60) == ("", None)
+    assert storage.list("f") == ["f/a", "f/b"]
+    storage.replace("f/a", b"longer than before")
+    assert storage.size("f/a") == 18
+    assert storage.read("f/a") == b"longer than before"
+
+
+def test_a_writer_killed_halfway_leaves_nothing_visible(shared):
+    storage, environment = shared
+    writer = start_writer("hang", storage.url, environment=environment)
     try:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "writing\n"

@@ -1,4 +1,5 @@
-"""The storage protocol as a state machine: errors, crashes and freezes at every operation, zombies thawed at any time.
+"""The storage protocol as a state machine: errors, crashes and freezes at every operation, zombies thawed at any time;
+in memory with many examples, and with some on a disk and on S3.
 
 Nothing is lost, nothing is doubled, and no reader sees a torn or foreign object. The examples are the same in every
 run (derandomised); a failure prints the steps that lead to it.
@@ -7,19 +8,27 @@ run (derandomised); a failure prints the steps that lead to it.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 
-import fsspec
+import pytest
 from actors import Actor, Fault, InjectedCrash, InjectedError
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from model_run import Owner, check_objects, group_names, serve
 
 from gyre_core.cluster.epochs import SupersededError, current_epoch
 from gyre_core.config.sections import ExperienceConfig
 from gyre_core.experience.consumption import read_consumption
 from gyre_core.experience.segments import segment_ids, segment_name
-from gyre_core.storage import open_storage
+from gyre_core.storage import Storage, open_storage
 
 FAULTS = st.none() | st.builds(
     Fault, st.integers(1, 12) | st.integers(1, 60), st.sampled_from(["error", "crash", "freeze"])
@@ -29,13 +38,21 @@ FORGETS = {"max_uses": 2, "time_window": 3.5, "buffer_size": 12}
 EXPECTED = (InjectedError, InjectedCrash, SupersededError)
 
 
+def memory_storage() -> Storage:
+    """A storage in memory that nobody else has."""
+    return open_storage(f"memory://{uuid.uuid4().hex}")
+
+
 class StorageProtocol(RuleBasedStateMachine):
     """One run with its owner and any number of workers, alive, dead or frozen."""
 
+    def __init__(self, place: Callable[[], Storage] = memory_storage) -> None:
+        super().__init__()
+        self.place = place
+
     @initialize(pool=st.sampled_from([KEEPS_ALL, KEEPS_ALL, {**KEEPS_ALL, "max_uses": 1}, FORGETS]))
     def start(self, pool: dict[str, float]) -> None:
-        self.root = f"/{uuid.uuid4().hex}"
-        self.storage = open_storage(f"memory:/{self.root}")
+        self.storage = self.place()
         self.config = ExperienceConfig(**pool, max_prompt_share=1)
         self.forgets = pool == FORGETS
         self.owner: Owner | None = None
@@ -184,7 +201,8 @@ class StorageProtocol(RuleBasedStateMachine):
             heir.open(self.storage, fall_back)
             heir.pool.training_groups(heir.pool._index.group_ids)
         assert heir.history == self.owner.history
-        fsspec.filesystem("memory").rm(self.root, recursive=True)
+        for folder in self.storage.folders():
+            self.storage.delete_folder(folder)
 
     def check_lineage(self, asked: int) -> None:
         assert self.owner.epoch == current_epoch(self.storage)
@@ -198,8 +216,7 @@ class StorageProtocol(RuleBasedStateMachine):
             assert [group.group_id for group in record.groups] == groups
 
 
-TestStorageProtocol = StorageProtocol.TestCase
-TestStorageProtocol.settings = settings(
+PROTOCOL = settings(
     max_examples=20,
     stateful_step_count=40,
     deadline=None,
@@ -209,3 +226,21 @@ TestStorageProtocol.settings = settings(
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
+TestStorageProtocol = StorageProtocol.TestCase
+TestStorageProtocol.settings = PROTOCOL
+
+
+def test_storage_protocol_on_a_disk(tmp_path):
+    run_state_machine_as_test(
+        lambda: StorageProtocol(lambda: open_storage(tmp_path / uuid.uuid4().hex)),
+        settings=settings(PROTOCOL, max_examples=3),
+    )
+
+
+@pytest.mark.parametrize("service", ["moto", "seaweedfs"])
+def test_storage_protocol_on_s3(service, request):
+    server = request.getfixturevalue(service)
+    run_state_machine_as_test(
+        lambda: StorageProtocol(lambda: open_storage(server.url, server.options)),
+        settings=settings(PROTOCOL, max_examples=1, stateful_step_count=10),
+    )
