@@ -273,7 +273,7 @@ class Scaler:
         )
         if view.urgent and view.need > have:
             wanted, reasons = self._grow(have, view.need, readings)
-            return wanted, [f"At once, for {view.urgent}.", found, *reasons]
+            return wanted, [f"Growth cannot wait: {view.urgent}.", found, *reasons]
         if lasting_need > have + band and view.may_grow:
             wanted, reasons = self._grow(have, lasting_need, readings)
         elif largest_need < have - band and view.may_shrink:

@@ -26,7 +26,8 @@ class Signals:
     """Median over the workers of what one generates while it is busy; of workers that were never busy in the interval
     the last that is known."""
     queued: int | None
-    """Requests that are announced and that no worker has taken."""
+    """Requests that were announced and that no worker had taken: the most at one time in the interval, as at its end a
+    step may just have been handed out."""
     learner_wait: float | None
     """Share of the interval in which the learner was free and had too few samples."""
     worker_idle: float | None
