@@ -19,6 +19,7 @@ from prefect.states import Cancelled
 from flows.artifacts import RunArtifacts
 from flows.evaluate import evaluate
 from flows.rl_step import rl_step
+from flows.workers import rollout_workers
 from gyre_core.config import GyreConfig
 from gyre_core.config.runnable import refuse_unbuilt
 from gyre_core.monitor.progress import ProgressDisplay
@@ -72,8 +73,9 @@ class _Training:
         write_run_summary(run, "running")
         try:
             with self._progress, self._finishing_on_interrupt():
-                await self._evaluate(run.step)
-                await self._take_steps()
+                async with rollout_workers(run):
+                    await self._evaluate(run.step)
+                    await self._take_steps()
             await run.save()
             if run.step < self._total:
                 return self._end_early()

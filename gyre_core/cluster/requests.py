@@ -64,8 +64,9 @@ def announced(storage: Storage) -> dict[str, int]:
 
 
 def prune_requests(storage: Storage, before_step: int) -> None:
-    """Remove the requests and claims of steps that the admission ledger has closed, so that listings stay short."""
-    for folder in ("requests", "claims"):
+    """Remove the requests, claims and failures of steps that the admission ledger has closed, so that listings stay
+    short."""
+    for folder in ("requests", "claims", "failures"):
         for name in storage.list(folder):
             if request_step(name.removeprefix(f"{folder}/").rpartition(".")[0]) < before_step:
                 storage.delete(name)

@@ -98,6 +98,20 @@ def _lag(config: GyreConfig) -> Iterator[Conflict]:
             "would be lost; set quota to 1, or max_lag to 1 or more.",
             ("rollout.max_lag",),
         )
+    elif rollout.launcher == "inline" and rollout.quota < 1:
+        yield Conflict(
+            "rollout.quota",
+            f"inline, the train process answers all requests of a step itself, so that quota {rollout.quota:g} saves "
+            "nothing; leave it out, or set launcher to pool.",
+            ("rollout.launcher",),
+        )
+    if rollout.max_refills and rollout.quota < 1:
+        yield Conflict(
+            "rollout.quota",
+            f"which groups are to be refilled is known once all of a step's requests are answered, and quota "
+            f"{rollout.quota:g} goes on without some; set quota to 1, or max_refills to 0.",
+            ("rollout.max_refills",),
+        )
     if experience.clock == "steps" and rollout.max_lag * experience.step_seconds >= experience.time_window:
         yield Conflict(
             "experience.time_window",
@@ -205,11 +219,43 @@ def _rewards(config: GyreConfig) -> Iterator[Conflict]:
 
 
 def _storage(config: GyreConfig) -> Iterator[Conflict]:
-    if config.storage.url is not None and USER_INFORMATION.search(config.storage.url):
+    storage = config.storage
+    for key, url in (("storage.url", storage.url), ("storage.endpoint", storage.endpoint)):
+        if url is not None and USER_INFORMATION.search(url):
+            yield Conflict(
+                key,
+                "a URL with a user name or password would be written to the run folder; leave them out and set them "
+                "in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or in storage.block.",
+            )
+    if storage.endpoint is not None and not storage.endpoint.startswith(("http://", "https://")):
+        yield Conflict("storage.endpoint", "this is no URL of a service; write it as in https://s3.example.org.")
+    protocol, separator, place = (storage.url or "").partition("://")
+    if protocol == "s3" and (not place.partition("/")[0] or "?" in place):
+        yield Conflict(
+            "storage.url", "write it as in s3://BUCKET/FOLDER, and what else is needed in storage.endpoint and block."
+        )
+    if not separator or protocol != "s3":
+        for key, value in (("storage.endpoint", storage.endpoint), ("storage.block", storage.block)):
+            if value is not None:
+                yield Conflict(
+                    key, "this is for a storage on S3, and storage.url names none; leave it out.", ("storage.url",)
+                )
+    if "://" in config.experiment.output:
+        yield Conflict(
+            "experiment.output",
+            "the run folder with configuration, logs and metrics is local; name a local folder, and put the data on "
+            "S3 by storage.url.",
+        )
+
+
+def _shared_storage(config: GyreConfig) -> Iterator[Conflict]:
+    url = config.storage.url
+    if config.rollout.launcher == "pool" and url is not None and url.startswith("memory://"):
         yield Conflict(
             "storage.url",
-            "a URL with a user name or password would be written to the run folder; leave them out and set them in "
-            "the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY).",
+            f"workers are processes of their own and cannot see {url}, which lies in the memory of one; give a folder "
+            "or an s3:// URL.",
+            ("rollout.launcher",),
         )
 
 
@@ -223,4 +269,5 @@ _CHECKS: tuple[Callable[[GyreConfig], Iterator[Conflict]], ...] = (
     _shaping,
     _rewards,
     _storage,
+    _shared_storage,
 )

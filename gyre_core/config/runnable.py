@@ -21,16 +21,12 @@ def _unbuilt_settings(config: GyreConfig) -> Iterator[tuple[str, str, str]]:
     """Key, value and remedy of each setting that cannot run."""
     if config.rollout.engine == "vllm":
         yield "rollout.engine", "vllm", "set it to transformers"
-    if config.rollout.launcher != "inline":
-        yield "rollout.launcher", config.rollout.launcher, "set it to inline, which generates in the train process"
-    elif config.rollout.quota < 1:
-        yield "rollout.quota", f"{config.rollout.quota:g}", "leave it out: inline, a step waits for all its requests"
-    if config.elastic.enabled:
-        yield "elastic.enabled", "true", "set it to false"
+    if config.rollout.launcher == "ray":
+        yield "rollout.launcher", "ray", "set it to pool, which generates on Prefect work pools, or to inline"
     if config.checkpoint.incremental:
         yield "checkpoint.incremental", "true", "set it to false, which writes full checkpoints"
     if config.checkpoint.dual_write:
         yield "checkpoint.dual_write", "true", "set it to false, which writes to one store"
     url = config.storage.url
-    if url is not None and "://" in url and not url.startswith("file://"):
-        yield "storage.url", url, "give a local folder, or leave it out to have the run folder"
+    if url is not None and "://" in url and not url.startswith(("file://", "s3://")):
+        yield "storage.url", url, "give a local folder or s3://BUCKET/FOLDER, or leave it out to have the run folder"

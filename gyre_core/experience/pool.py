@@ -279,6 +279,10 @@ class Pool:
         self._watermarks = {taken: mark for taken, mark in self._watermarks.items() if taken >= step}
         return deleted
 
+    def admitted(self, request_id: str) -> bool:
+        """Whether the request's segment was taken in, or came too late for that."""
+        return self._ledger.settled(request_id)
+
     @property
     def fresh_samples(self) -> int:
         """Samples of live groups that were never trained on."""

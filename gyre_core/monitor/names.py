@@ -107,7 +107,11 @@ _CRITIC = (
 )
 
 _EXPERIENCE = (
-    Metric("experience/fill", "share", "Fresh samples ready after the step, of max_lag times those of a step."),
+    Metric(
+        "experience/fill",
+        "share",
+        "Fresh samples ready for later steps, in the pool or in segments, of max_lag times those of a step.",
+    ),
     Metric("experience/samples", "samples", "Samples in the pool, used ones included."),
     Metric("experience/groups", "groups", "Groups in the pool, used ones included."),
     Metric("experience/fresh_samples", "samples", "Samples in the pool that were never trained on."),
@@ -153,6 +157,16 @@ _PERFORMANCE = (
     ),
 )
 
+_ROLLOUT = (
+    Metric("rollout/workers", "workers", "Rollout workers that take requests, at the end of the step."),
+    Metric("rollout/workers_starting", "workers", "Workers that load their models."),
+    Metric("rollout/standby", "workers", "Warm spares."),
+    Metric("rollout/wanted", "workers", "Workers that the run wants."),
+    Metric("rollout/open_requests", "requests", "Announced requests without a segment, those of later steps included."),
+    Metric("rollout/reissued", "attempts", "Attempts given to another worker since the process began."),
+    Metric("rollout/idle_share", "share", "Of the workers' time since the last step, that without a sequence to make."),
+)
+
 _EVALUATION = (
     Metric("eval/{set}/reward", "reward", "Mean reward of sampled completions of the set's prompts."),
     Metric("eval/{set}/reward_se", "reward", "Standard error of that mean, over prompts."),
@@ -175,6 +189,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Critic of PPO": _CRITIC,
     "Experience pool": _EXPERIENCE,
     "Performance": _PERFORMANCE,
+    "Rollout workers": _ROLLOUT,
     "Evaluation": _EVALUATION,
     "Health": _HEALTH,
 }

@@ -9,13 +9,14 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gyre_core.cluster.claims import claim
 from gyre_core.engines.base import Engine
 from gyre_core.experience.segments import CommittedSegment, write_segment
 from gyre_core.policy.logprobs import ReferenceModel
 from gyre_core.rewards.scorer import Scorer
+from gyre_core.rollout.gate import VersionGate
 from gyre_core.storage import Storage
 from gyre_core.types import (
     Completion,
@@ -31,7 +32,7 @@ from gyre_core.weights.chain import VersionChain
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What serving needs: a name unique to this process, the run's storage, and the parts that do the work."""
+    """What serving needs: a token unique to this process, the run's storage, and the parts that do the work."""
 
     name: str
     storage: Storage
@@ -39,53 +40,81 @@ class Worker:
     engine: Engine
     scorer: Scorer
     reference: ReferenceModel | None
+    gate: VersionGate = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gate", VersionGate(self.engine, self.chain))
+
+    async def close(self) -> None:
+        """End engine and scorer."""
+        await self.engine.close()
+        await asyncio.to_thread(self.scorer.close)
 
 
-@dataclass(frozen=True, slots=True)
-class ServedRequest:
-    """What serving one request took and gave: seconds, tokens and its segment."""
+@dataclass(slots=True)
+class ClaimedRequest:
+    """An attempt of a request that this process has claimed, on its way to a segment.
 
-    request_id: str
-    load_seconds: float
-    generation_seconds: float
-    reward_seconds: float
-    commit_seconds: float
-    completion_tokens: int
-    samples: int
-    segment: CommittedSegment
-
-
-async def serve_request(worker: Worker, request: RolloutRequest, attempt: int) -> ServedRequest | None:
-    """Produce the request's segment; None when another worker has the claim or committed first.
-
-    Raises whatever the engine, the scorer or the storage raises; the claim stays, so that the owner issues a
-    new attempt.
+    `generate`, `score` and `commit` are called in this order; times are seconds.
     """
-    if not await asyncio.to_thread(claim, worker.storage, request.request_id, attempt, worker.name):
-        return None
-    started = time.monotonic()
-    if worker.engine.version != request.version:
-        weights = await asyncio.to_thread(worker.chain.load, request.version)
-        await worker.engine.load_weights(request.version, weights)
-    loaded = time.monotonic()
-    completions = await generate(worker.engine, request.groups, request.sampling)
-    generated = time.monotonic()
-    groups = await score(worker, request, completions)
-    scored = time.monotonic()
-    try:
-        segment = await asyncio.to_thread(write_segment, worker.storage, request.request_id, groups)
-    except FileExistsError:
-        return None
-    return ServedRequest(
-        request_id=request.request_id,
-        load_seconds=loaded - started,
-        generation_seconds=generated - loaded,
-        reward_seconds=scored - generated,
-        commit_seconds=time.monotonic() - scored,
-        completion_tokens=sum(len(item.token_ids) for group in completions.values() for item in group),
-        samples=sum(len(group) for group in completions.values()),
-        segment=segment,
-    )
+
+    worker: Worker
+    request: RolloutRequest
+    attempt: int
+    load_seconds: float = 0.0
+    generation_seconds: float = 0.0
+    reward_seconds: float = 0.0
+    completions: dict[str, list[Completion]] = field(default_factory=dict[str, list[Completion]])
+    groups: list[RolloutGroup] = field(default_factory=list[RolloutGroup])
+
+    @property
+    def name(self) -> str:
+        """The attempt's name in storage."""
+        return f"{self.request.request_id}.{self.attempt}"
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all completions."""
+        return sum(len(item.token_ids) for group in self.completions.values() for item in group)
+
+    async def generate(self) -> int:
+        """Complete the request's prompts with its policy version; returns the number of completion tokens."""
+        async with self.worker.gate.holding(self.request.version) as self.load_seconds:
+            started = time.monotonic()
+            self.completions = await generate(self.worker.engine, self.request.groups, self.request.sampling)
+            self.generation_seconds = time.monotonic() - started
+        return self.completion_tokens
+
+    async def score(self) -> int:
+        """Score the completions; returns their number. Raises RewardError like `Scorer.score`."""
+        started = time.monotonic()
+        self.groups = await score(self.worker, self.request, self.completions)
+        self.reward_seconds = time.monotonic() - started
+        return sum(len(group.rollouts) for group in self.groups)
+
+    async def commit(self) -> CommittedSegment | None:
+        """Publish the segment; None when another worker committed first, or the owner is done with the request."""
+        try:
+            return await asyncio.to_thread(write_segment, self.worker.storage, self.request.request_id, self.groups)
+        except FileExistsError:
+            return None
+
+
+async def claim_request(worker: Worker, request: RolloutRequest, attempt: int) -> ClaimedRequest | None:
+    """Claim the attempt; None when somebody else has it."""
+    claimed = await asyncio.to_thread(claim, worker.storage, request.request_id, attempt, worker.name)
+    return ClaimedRequest(worker, request, attempt) if claimed else None
+
+
+async def answer_request(claimed: ClaimedRequest) -> CommittedSegment | None:
+    """Take a claimed request all the way; returns what `commit` does.
+
+    Raises whatever the engine, the scorer or the storage raises; the claim stays, so that the owner issues a new
+    attempt.
+    """
+    await claimed.generate()
+    await claimed.score()
+    return await claimed.commit()
 
 
 async def generate(
@@ -97,7 +126,7 @@ async def generate(
         completions[completion.group_id].append(completion)
     for group in completions.values():
         group.sort(key=lambda completion: completion.sample_index)
-    return completions
+    return dict(completions)
 
 
 async def score(

@@ -9,37 +9,46 @@ import platform
 import shutil
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from gyre_core.checkpoint.store import Checkpoint, CheckpointStore
 from gyre_core.cluster.epochs import claim_epoch, current_epoch
+from gyre_core.cluster.requests import request_step
 from gyre_core.config import GyreConfig
 from gyre_core.data.cursor import PromptCursor
 from gyre_core.data.prompts import PromptSet, PromptSplits, arithmetic_rows, load_prompts, tokenize
-from gyre_core.engines.transformers_engine import TransformersEngine
 from gyre_core.experience.pool import Pool
 from gyre_core.learner.critic import Critic
 from gyre_core.learner.local import LocalLearner
 from gyre_core.monitor.metrics import MetricsWriter
-from gyre_core.policy.logprobs import ReferenceModel
 from gyre_core.policy.lora import adapted_copy
-from gyre_core.policy.models import Policy, PolicySummary, copy_policy, find_device, inspect_policy, load_model
-from gyre_core.policy.reward_model import inspect_reward_model, load_reward_model
+from gyre_core.policy.models import Policy, PolicySummary, copy_policy, find_device, inspect_policy
+from gyre_core.policy.reward_model import inspect_reward_model
 from gyre_core.policy.tokens import render_prompt
 from gyre_core.policy.value_model import inspect_critic, own_value_model, shared_value_model
 from gyre_core.rewards.scorer import Scorer
+from gyre_core.rollout.build import (
+    add_reward_model,
+    make_engine,
+    make_reference,
+    sampling_parameters,
+    set_threads,
+    start_scorer,
+)
 from gyre_core.rollout.serving import Worker
+from gyre_core.rollout.shared import share
 from gyre_core.storage import Storage
 from gyre_core.training.credit import Credit
 from gyre_core.training.evaluation import Evaluator
 from gyre_core.training.policies import make_start_policy
+from gyre_core.training.remote import RemoteRollout
+from gyre_core.training.requests import announce_requests, plan_requests
 from gyre_core.training.resume import check_same_run
-from gyre_core.training.run import TrainingRun, sampling_parameters
-from gyre_core.training.run_folder import RunFolder, run_storage
+from gyre_core.training.run import TrainingRun
+from gyre_core.training.run_folder import RunFolder, check_storage, run_storage
 from gyre_core.training.verdicts import judge_prompts
-from gyre_core.types import PolicyVersion
+from gyre_core.types import PolicyVersion, RolloutRequest
 from gyre_core.weights.chain import VersionChain
 
 logger = logging.getLogger(__name__)
@@ -71,7 +80,10 @@ async def open_run(config: GyreConfig, *, run_id: str | None = None, resume: boo
         folder = _find_folder(config, run_id) if resume else RunFolder.create(config, run_id)
         folder.acquire()
         try:
-            return await asyncio.to_thread(_build, config, folder, rows, scorer, resume)
+            run = await asyncio.to_thread(_build, config, folder, rows, scorer, resume)
+            if run.remote is not None:
+                run.remote.start()
+            return run
         except BaseException as error:
             folder.release()
             # A thread that was cancelled may still write there.
@@ -95,8 +107,9 @@ async def _check(config: GyreConfig, run_id: str | None, resume: bool) -> tuple[
     inspect_models(config)
     if resume:
         _find_folder(config, run_id)
+    await asyncio.to_thread(check_storage, config)
     rows = load_prompts(config.data, config.experiment.seed)
-    return rows, await start_scorer(config, rows)
+    return rows, await start_scorer(config, rows.columns)
 
 
 def inspect_models(config: GyreConfig) -> ModelSummaries:
@@ -120,52 +133,6 @@ def inspect_models(config: GyreConfig) -> ModelSummaries:
         critic = inspect_critic(models.critic, policy.vocabulary) if models.critic else policy.parameters
     judge = inspect_reward_model(models.reward).parameters if models.reward else 0
     return ModelSummaries(policy, reference, critic, judge)
-
-
-def set_threads(config: GyreConfig) -> None:
-    """Give torch the configured number of threads, by default the cores that this process may use."""
-    torch.set_num_threads(config.experiment.threads or len(os.sched_getaffinity(0)))
-
-
-async def start_scorer(config: GyreConfig, rows: PromptSplits) -> Scorer:
-    """The running scorer; raises ValueError for functions that cannot be loaded or need columns the data lacks."""
-    scorer = Scorer(config.reward, Path.cwd())
-    try:
-        await scorer.start()
-        scorer.check_columns(rows.columns)
-    except BaseException:
-        await asyncio.to_thread(scorer.close)
-        raise
-    return scorer
-
-
-def add_reward_model(config: GyreConfig, scorer: Scorer) -> None:
-    """Load the configured reward model, if there is one, and have the scorer score with it too."""
-    if config.models.reward is not None:
-        judge = load_reward_model(config.models, config.learning.tokens_per_micro_batch)
-        scorer.add_judge("reward_model", config.reward.model_weight, judge)
-
-
-def make_engine(config: GyreConfig, policy: Policy) -> TransformersEngine:
-    """The configured engine, with a copy of the policy's model of its own."""
-    dtype: torch.dtype = getattr(torch, config.models.dtype)
-    return TransformersEngine(copy_policy(policy, dtype), config.rollout.sequences_in_flight)
-
-
-def make_reference(config: GyreConfig, start: Policy) -> ReferenceModel | None:
-    """The reference of the KL penalty: `models.ref`, or the policy as the run started; None without a penalty.
-
-    The base of adapters is never trained, and serves as it is.
-    """
-    if config.learning.kl_coef == 0.0:
-        return None
-    dtype: torch.dtype = getattr(torch, config.models.dtype)
-    if config.models.ref:
-        model = load_model(config.models.ref, dtype)
-        torch.nn.Module.to(model, start.model.device)
-    else:
-        model = start.model if config.models.lora.rank else copy_policy(start, dtype).model
-    return ReferenceModel(model, sampling_parameters(config), config.learning.tokens_per_micro_batch)
 
 
 def make_learner(config: GyreConfig, policy: Policy) -> LocalLearner:
@@ -251,11 +218,28 @@ def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Sc
         metrics=metrics,
         version=PolicyVersion(epoch, 0),
     )
+    if config.rollout.launcher == "pool":
+        run.remote = RemoteRollout(storage, config.rollout, epoch, lambda: run.step)
+        share(storage, folder.path)
     run.restore(checkpoint) if checkpoint else run.metrics.truncate_after(0)
     parent = PolicyVersion(**checkpoint.state["version"]) if checkpoint else None
     chain.publish(run.version, parent, run.learner.policy_weights())
+    if checkpoint is not None:
+        run.stragglers = {request.request_id: request for request in _announce_stragglers(run, checkpoint)}
     run.register()
     return run
+
+
+def _announce_stragglers(run: TrainingRun, checkpoint: Checkpoint) -> tuple[RolloutRequest, ...]:
+    """What the steps up to the checkpoint still waited for, asked for anew."""
+    names = checkpoint.state["stragglers"]
+    planned = [
+        request for step in sorted({request_step(name) for name in names}) for request in plan_requests(run, step)
+    ]
+    requests = announce_requests(run, [request for request in planned if request.request_id in names])
+    if run.remote is not None and requests:
+        run.remote.dispatcher.follow(requests)
+    return requests
 
 
 def _start_policy(config: GyreConfig, folder: RunFolder, rows: PromptSplits) -> Policy:

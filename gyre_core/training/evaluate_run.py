@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from gyre_core.data.prompts import load_prompts
-from gyre_core.training.build import add_reward_model, make_engine, set_threads, start_scorer, tokenize_prompts
+from gyre_core.rollout.build import add_reward_model, make_engine, sampling_parameters, set_threads, start_scorer
+from gyre_core.training.build import tokenize_prompts
 from gyre_core.training.evaluation import Evaluation, Evaluator
 from gyre_core.training.policies import load_start_policy
-from gyre_core.training.run import sampling_parameters
 from gyre_core.training.run_folder import RunFolder, run_storage
 from gyre_core.weights.chain import VersionChain
 
@@ -46,7 +46,7 @@ async def _evaluate(folder: RunFolder) -> Evaluation:
     rows = load_prompts(config.data, config.experiment.seed)
     if not rows.evaluation:
         raise ValueError(f"the run {folder.key} holds no prompts out; see data.evaluation_size and evaluation_path")
-    scorer = await start_scorer(config, rows)
+    scorer = await start_scorer(config, rows.columns)
     try:
         await asyncio.to_thread(add_reward_model, config, scorer)
         policy = await asyncio.to_thread(load_start_policy, config, folder)

@@ -9,11 +9,10 @@ from gyre_core.config import GyreConfig
 from gyre_core.data.prompts import PromptRow
 from gyre_core.policy.models import TINY, Policy, load_policy, save_policy
 from gyre_core.policy.warm_start import warm_start
+from gyre_core.rollout.shared import START_POLICY
 from gyre_core.training.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
-
-START_POLICY = "start_policy"
 
 
 def make_start_policy(config: GyreConfig, folder: RunFolder, solved: Sequence[PromptRow]) -> Policy:

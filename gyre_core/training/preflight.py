@@ -7,6 +7,7 @@ leaves on storage is removed.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import platform
 import secrets
@@ -30,12 +31,14 @@ from gyre_core.experience.contents import training_group
 from gyre_core.experience.segments import write_segment
 from gyre_core.policy.models import PolicySummary
 from gyre_core.rewards.outcomes import RewardError
+from gyre_core.rollout.build import set_threads
 from gyre_core.rollout.serving import generate, score
-from gyre_core.storage import LocalStorage, Storage, open_storage
-from gyre_core.training.build import inspect_models, open_run, set_threads
+from gyre_core.storage import LocalStorage, Storage, StorageError, exercise_storage, open_storage
+from gyre_core.training.build import inspect_models, open_run
 from gyre_core.training.forecast import StepCosts, disk_forecast, memory_forecast
 from gyre_core.training.requests import plan_requests
 from gyre_core.training.run import TrainingRun
+from gyre_core.training.run_folder import data_storage
 from gyre_core.training.stages import VERSIONS_KEPT
 from gyre_core.training.step import rollout_metrics
 from gyre_core.training.verdicts import (
@@ -53,6 +56,8 @@ from gyre_core.training.verdicts import (
     judge_versions,
 )
 from gyre_core.types import Completion, Rollout, RolloutGroup, RolloutRequest, Score
+
+logger = logging.getLogger(__name__)
 
 SHOWN_PACKAGES = ("torch", "transformers", "prefect", "pyarrow", "pydantic")
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -98,8 +103,12 @@ def _scratch_run(config: GyreConfig) -> Generator[GyreConfig]:
         yield config.model_copy(update={"experiment": config.experiment.model_copy(update={"name": name})})
     finally:
         for storage in storages:
-            with suppress(NotADirectoryError):  # A file is where the folder should be; one of the verdicts.
+            try:
                 storage.delete_folder(name)
+            except NotADirectoryError:
+                pass  # A file is where the folder should be; one of the verdicts.
+            except StorageError as error:
+                logger.warning("what preflight may have written to %s/%s was not removed: %s", storage.url, name, error)
         for folder in absent:
             with suppress(OSError):  # Never made, or another run has taken the new folder into use.
                 folder.rmdir()
@@ -107,8 +116,9 @@ def _scratch_run(config: GyreConfig) -> Generator[GyreConfig]:
 
 def _storages(config: GyreConfig) -> list[Storage]:
     """The places that a run writes to: that of its data, and that of its folder when it is another."""
-    places = dict.fromkeys((config.storage.url or config.experiment.output, config.experiment.output))
-    return [open_storage(place) for place in places]
+    output = config.experiment.output
+    elsewhere = [data_storage(config, trial=True)] if config.storage.url not in (None, output) else []
+    return [*elsewhere, open_storage(output)]
 
 
 class _Preflight:
@@ -269,27 +279,6 @@ async def _scored(
 
 def _first_error(groups: Sequence[RolloutGroup]) -> str:
     return next((rollout.score.error for group in groups for rollout in group.rollouts if rollout.score.error), "")
-
-
-def exercise_storage(storage: Storage) -> float:
-    """Try the promises that everything rests on; returns the seconds it took.
-
-    Raises RuntimeError that names a broken promise, and OSError for a place that cannot be written.
-    """
-    started = time.monotonic()
-    storage.create("object", b"first")
-    try:
-        storage.create("object", b"second")
-    except FileExistsError:
-        pass
-    else:
-        raise RuntimeError(f"{storage.url} lets a second writer take a name that is taken; choose another storage.url")
-    if storage.list() != ["object"] or storage.read("object") != b"first":
-        raise RuntimeError(f"{storage.url} does not show what was just written; choose another storage.url")
-    storage.delete("object")
-    if storage.list():
-        raise RuntimeError(f"{storage.url} shows what was just deleted; choose another storage.url")
-    return time.monotonic() - started
 
 
 def installed_versions() -> tuple[dict[str, str], dict[str, str]]:

@@ -18,9 +18,10 @@ from gyre_core.experience.segments import (
     segment_exists,
     segment_name,
 )
+from gyre_core.rollout.build import sampling_parameters
 from gyre_core.storage import Storage
 from gyre_core.training.credit import Credit
-from gyre_core.training.run import TrainingRun, sampling_parameters
+from gyre_core.training.run import TrainingRun
 from gyre_core.training.step import OpenStep
 from gyre_core.types import GroupRequest, Prompt, RolloutRequest
 

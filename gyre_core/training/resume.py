@@ -14,6 +14,16 @@ CHANGEABLE = (
     "experiment.step_retries",
     "experiment.on_step_failure",
     "rollout.timeout",
+    "rollout.attempts",
+    "rollout.heartbeat_timeout",
+    "rollout.start_timeout",
+    "rollout.orphan_timeout",
+    "rollout.standby",
+    "rollout.tokens_per_second",
+    "rollout.min_worker",
+    "rollout.max_worker",
+    "rollout.worker_count",
+    "elastic",
     "reward.processes",
     "reward.timeout",
     "reward.retries",
@@ -22,6 +32,8 @@ CHANGEABLE = (
     "evaluation",
     "health",
     "monitor",
+    "storage.endpoint",
+    "storage.block",
 )
 """Settings and sections that do not change what is learned from what."""
 

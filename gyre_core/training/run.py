@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,10 +30,11 @@ from gyre_core.rollout.serving import Worker
 from gyre_core.storage import Storage
 from gyre_core.training.credit import Credit
 from gyre_core.training.evaluation import Evaluation, Evaluator
+from gyre_core.training.remote import RemoteRollout
 from gyre_core.training.run_folder import RunFolder
 from gyre_core.training.step import OpenStep, StepResult
 from gyre_core.training.turns import Turns
-from gyre_core.types import PolicyVersion, SamplingParameters
+from gyre_core.types import PolicyVersion, RolloutRequest
 from gyre_core.weights.chain import VersionChain
 
 logger = logging.getLogger(__name__)
@@ -56,20 +57,6 @@ class RunFailedError(RuntimeError):
 
 class RunStoppedError(RuntimeError):
     """An alarm stopped the run, after a whole step and with a checkpoint."""
-
-
-def sampling_parameters(config: GyreConfig, samples: int | None = None) -> SamplingParameters:
-    """How completions are sampled, `samples` of each prompt (default: the size of a group)."""
-    rollout = config.rollout
-    return SamplingParameters(
-        samples=samples or rollout.samples_per_prompt,
-        max_tokens=rollout.max_tokens,
-        temperature=rollout.temperature,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
-        stop=rollout.stop,
-        seed=config.experiment.seed,
-    )
 
 
 class TrainingRun:
@@ -98,6 +85,7 @@ class TrainingRun:
         checkpoints: CheckpointStore,
         metrics: MetricsWriter,
         version: PolicyVersion,
+        remote: RemoteRollout | None = None,
     ) -> None:
         self.config = config
         self.folder = folder
@@ -113,16 +101,27 @@ class TrainingRun:
         self.cursor = cursor
         self.checkpoints = checkpoints
         self.metrics = metrics
+        self.remote = remote
+        """The run's rollout workers; None when generation is inline."""
         self.version = self.start_version = version
         """The present version, and what this process began from."""
         self.step = 0
         self.turns, self.reports = Turns(1), Turns(1)
         self.open_steps: dict[int, OpenStep] = {}
         self.results: dict[int, StepResult] = {}
+        self.stragglers: dict[str, RolloutRequest] = {}
+        """Requests of committed steps that were not answered in time, oldest first."""
         self.alarms = Alarms(config.health)
         self.evaluations: dict[int, Evaluation] = {}
         self.fatal: Exception | None = None
         self.samples_seen = self.tokens_seen = 0
+        self.tokens_consumed = 0
+        """Completion tokens of the steps that this process committed."""
+        self.fill_readings: list[float] = []
+        """The fill whenever the learner became free, until the scaling law has read it."""
+        self.scaling_state: dict[str, Any] = {}
+        """What the scaling of workers goes on from; empty without."""
+        self._waited = 0.0
         self._abandoned_number = -1
         self._reported: float | None = None
         self.engine_free = asyncio.Lock()
@@ -166,6 +165,40 @@ class TrainingRun:
             if earlier in self.results:
                 return self.results[earlier].version
         return self.start_version
+
+    def arrived(self, request_ids: Iterable[str]) -> tuple[str, ...]:
+        """Those of the open requests that have a segment; inline a step goes on when all of its have."""
+        return tuple(request_ids) if self.remote is None else tuple(self.remote.dispatcher.answered(request_ids))
+
+    def samples_ready(self, step: int) -> int:
+        """Samples that were never trained on and that steps after `step` find: in the pool or in segments."""
+        waiting = 0
+        for opened in self.open_steps.values():
+            if opened.step > step:
+                groups = {request.request_id: len(request.groups) for request in opened.requests}
+                names = opened.committed if self.remote is None else self.arrived(groups)
+                waiting += sum(groups.get(name, 0) for name in names)
+        return self.pool.fresh_samples + waiting * self.config.rollout.samples_per_prompt
+
+    def fill(self, step: int) -> float | None:
+        """Fresh samples ready for the steps after `step`, of those that generation may be ahead; None where it may not
+        be."""
+        rollout = self.config.rollout
+        ahead = rollout.max_lag * rollout.batch_size * rollout.samples_per_prompt
+        return self.samples_ready(step) / ahead if ahead else None
+
+    def learner_waited(self) -> float:
+        """Seconds that the learner was free and had no samples, the present wait included."""
+        opened = self.open_steps.get(self.turns.current)
+        waiting = opened is not None and not opened.produced
+        return self._waited + (self.turns.seconds_free() if waiting else 0.0)
+
+    def note_produced(self, opened: OpenStep) -> None:
+        """Count how long the learner waited for the samples of a step, now that they are there."""
+        if self.turns.current == opened.step and not opened.produced:
+            opened.waited = self.turns.seconds_free()
+            self._waited += opened.waited
+        opened.produced = True
 
     @property
     def next_version(self) -> PolicyVersion:
@@ -262,6 +295,8 @@ class TrainingRun:
         """Bring learner and pool back to the state before a step that was not committed."""
         opened = self.open_steps.pop(step, None)
         if opened is not None:
+            if self.remote is not None:
+                self.remote.dispatcher.forget(request.request_id for request in opened.requests)
             await self.in_order(self._go_back, opened)
 
     def _go_back(self, opened: OpenStep) -> None:
@@ -302,6 +337,8 @@ class TrainingRun:
             "active_seconds": self.active_seconds(),
             "samples_seen": self.samples_seen,
             "tokens_seen": self.tokens_seen,
+            "stragglers": list(self.stragglers),
+            "scaling": self.scaling_state,
         }
         tensors = {**tensors, "random.torch": torch.get_rng_state()}
         checkpoint = Checkpoint(
@@ -321,6 +358,7 @@ class TrainingRun:
         self.alarms.load_state(state["alarms"])
         self._active_before = state["active_seconds"]
         self.samples_seen, self.tokens_seen = state["samples_seen"], state["tokens_seen"]
+        self.scaling_state = state["scaling"]
         self.step = checkpoint.step
         self.version = self.start_version = PolicyVersion(self.epoch, state["version"]["number"])
         self.turns, self.reports = Turns(self.step + 1), Turns(self.step + 1)
@@ -329,8 +367,9 @@ class TrainingRun:
     async def close(self) -> None:
         """End the parts and give up the run; the state on storage stays."""
         self._open.pop(self.key, None)
-        await self.worker.engine.close()
-        await asyncio.to_thread(self.worker.scorer.close)
+        if self.remote is not None:
+            await self.remote.close()
+        await self.worker.close()
         self._owner_thread.shutdown(wait=True)
         self.metrics.close()
         self.folder.release()

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from gyre_core.cluster.epochs import require_current
 from gyre_core.cluster.requests import announce
-from gyre_core.cluster.waiting import Awaited, wait_for_work
+from gyre_core.cluster.waiting import Awaited, wait, wait_for_work
 from gyre_core.experience.admission import Admission
 from gyre_core.experience.consumption import ConsumeRecord, DrawnMinibatch, read_consumption, write_consumption
 from gyre_core.experience.segments import open_attempt
 from gyre_core.learner.schedule import learning_rate
 from gyre_core.rewards.outcomes import check_failure_share
-from gyre_core.rollout.serving import serve_request
+from gyre_core.rollout.serving import answer_request, claim_request
 from gyre_core.training.requests import announce_requests, live_groups, plan_refill, plan_requests
 from gyre_core.training.run import NoSignalError, TrainingRun
 from gyre_core.training.step import (
     OpenStep,
     StepResult,
+    completion_token_count,
     lag_metrics,
     policy_changes,
     rollout_metrics,
@@ -44,10 +47,11 @@ VERSIONS_KEPT = 3
 
 
 async def rollout(run: TrainingRun, step: int) -> int:
-    """Have every request of the step answered by a segment; returns the number of requests.
+    """Have the step's requests answered by segments; returns how many there are.
 
-    Raises WaitExpiredError after `rollout.timeout`, NoSignalError when refills are allowed and bring not one live
-    group, and whatever the engine, the scorer or the storage raises.
+    Workers may leave a share of them, `1 - rollout.quota`, for a later step. Raises WaitExpiredError after
+    `rollout.timeout`, NoSignalError when refills are allowed and bring not one live group, RequestFailedError for a
+    request that every worker fails at, and in this process whatever the engine, the scorer or the storage raises.
     """
     if step in run.results:
         return 0
@@ -56,12 +60,17 @@ async def rollout(run: TrainingRun, step: int) -> int:
     count = await wait_for_work(
         f"the {len(opened.requests)} requests of step {step} (rollout.timeout)",
         _produce_live_groups(run, opened),
-        whom=lambda: [Awaited(f"the engine of this process, which answered {opened.answered} of them")],
+        whom=lambda: _whom(run, opened),
         deadline=run.config.rollout.timeout,
     )
-    if run.turns.current == step:
-        opened.waited = run.turns.seconds_free()
+    run.note_produced(opened)
     return count
+
+
+def _whom(run: TrainingRun, opened: OpenStep) -> Sequence[Awaited]:
+    if run.remote is not None:
+        return run.remote.dispatcher.whom(request.request_id for request in opened.requests)
+    return [Awaited(f"the engine of this process, which answered {len(opened.committed)} of them")]
 
 
 async def _produce_live_groups(run: TrainingRun, opened: OpenStep) -> int:
@@ -90,29 +99,53 @@ async def _produce_live_groups(run: TrainingRun, opened: OpenStep) -> int:
 
 
 async def _produce(run: TrainingRun, opened: OpenStep) -> int:
+    """Have the step's requests answered, by workers or in this process; returns how many were."""
+    return await (_await_workers(run, opened) if run.remote is not None else _produce_here(run, opened))
+
+
+async def _await_workers(run: TrainingRun, opened: OpenStep) -> int:
+    """Wait until the workers have answered the share of the step's requests that `rollout.quota` asks for."""
+    assert run.remote is not None
+    dispatcher = run.remote.dispatcher
+    names = [request.request_id for request in opened.requests]
+    await asyncio.to_thread(dispatcher.follow, opened.requests)
+    quota = math.ceil(run.config.rollout.quota * len(names) - 1e-9)
+
+    def enough() -> int | None:
+        dispatcher.raise_failure(names)
+        answered = len(dispatcher.answered(names))
+        return answered if answered >= quota else None
+
+    return await wait(
+        f"{quota} of the {len(names)} requests of step {opened.step} (rollout.timeout)",
+        enough,
+        whom=lambda: _whom(run, opened),
+        deadline=run.config.rollout.timeout,
+    )
+
+
+async def _produce_here(run: TrainingRun, opened: OpenStep) -> int:
     """Answer the step's requests in this process, one after the other; returns their number.
 
     The step has the engine for all of them: taking turns by request would delay the older of two steps, and load
-    another version's weights each time.
+    another version's weights each time. What workers left unanswered before the run was resumed here comes first.
     """
-    opened.answered = 0
     async with run.engine_free:
-        for request in opened.requests:
+        for request in (*run.stragglers.values(), *opened.requests):
             await _ensure_segment(run, opened, request)
-            opened.answered += 1
-    return opened.answered
+    return len(opened.requests)
 
 
 async def _ensure_segment(run: TrainingRun, opened: OpenStep, request: RolloutRequest) -> None:
     """Serve the request in this process unless its segment is there; a spent attempt is followed by a new one."""
     while (attempt := await asyncio.to_thread(open_attempt, run.storage, request.request_id)) is not None:
-        served = await serve_request(run.worker, request, attempt)
-        if served is not None:
-            opened.committed[request.request_id] = served.segment
-            opened.completion_tokens += served.completion_tokens
-            opened.timer.add("broadcast_weights", served.load_seconds)
-            opened.timer.add("generation", served.generation_seconds)
-            opened.timer.add("reward", served.reward_seconds)
+        claimed = await claim_request(run.worker, request, attempt)
+        segment = await answer_request(claimed) if claimed else None
+        if claimed is not None and segment is not None:
+            opened.committed[request.request_id] = segment
+            opened.timer.add("broadcast_weights", claimed.load_seconds)
+            opened.timer.add("generation", claimed.generation_seconds)
+            opened.timer.add("reward", claimed.reward_seconds)
             return
         await asyncio.to_thread(announce, run.storage, request, attempt + 1)
 
@@ -135,10 +168,11 @@ def _admit(run: TrainingRun, opened: OpenStep) -> int:
         opened.pool_before, opened.credit_before = run.pool.snapshot(run.step), run.credit.state()
     generated: list[RolloutGroup] = []
     clean: list[RolloutGroup] = []
-    for request in opened.requests:
-        admission = _admit_segment(run, opened, request.request_id)
+    opened.late = run.arrived(run.stragglers)
+    for request_id in (*opened.late, *run.arrived(request.request_id for request in opened.requests)):
+        admission = _admit_segment(run, opened, request_id)
         if admission.outcome == "corrupt":
-            raise RuntimeError(f"{admission.reason}; it was put aside and request {request.request_id} is made anew")
+            raise RuntimeError(f"{admission.reason}; it was put aside and request {request_id} is made anew")
         generated.extend(admission.generated)
         clean.extend(admission.groups)
     scores = [rollout.score for group in generated for rollout in group.rollouts]
@@ -248,11 +282,17 @@ def _commit(run: TrainingRun, opened: OpenStep, version: PolicyVersion) -> None:
     now = run.now(opened.step)
     run.pool.consume(opened.record, now)
     run.pool.record_policy_change(opened.policy_changes)
-    run.pool.close(opened.step + 1)  # All its requests were answered, so their objects may go.
+    _pass_on_stragglers(run, opened)
+    # All older requests were answered, so their objects may go.
+    run.pool.close(min((request.step for request in run.stragglers.values()), default=opened.step + 1))
     samples = sum(len(group.rollouts) for group in opened.generated)
     run.samples_seen += samples
     run.tokens_seen += token_count(opened.generated)
     run.version, run.step = version, opened.step
+    tokens = completion_token_count(opened.generated)
+    run.tokens_consumed += tokens
+    if (fill := run.fill(opened.step)) is not None:
+        run.fill_readings.append(fill)
     metrics = {
         **rollout_metrics(opened.generated, run.credit.compares_siblings),
         **opened.update_metrics,
@@ -260,7 +300,8 @@ def _commit(run: TrainingRun, opened: OpenStep, version: PolicyVersion) -> None:
         **run.credit.metrics(),
         **run.worker.scorer.metrics(),
         **_refills(run, opened),
-        **_fill(run),
+        **({"experience/fill": fill} if fill is not None else {}),
+        **(run.remote.metrics() if run.remote is not None else {}),
         "learning_rate": learning_rate(opened.step - 1, run.config.experiment.steps, run.config.learning),
         "kl_coef": run.config.learning.kl_coef,
         "num_samples": float(run.samples_seen),
@@ -272,7 +313,7 @@ def _commit(run: TrainingRun, opened: OpenStep, version: PolicyVersion) -> None:
         metrics=metrics,
         timer=opened.timer,
         samples=samples,
-        completion_tokens=opened.completion_tokens,
+        completion_tokens=tokens,
         waited=opened.waited,
         generated=opened.generated,
         advantages=trained_advantages(opened.clean, opened.record) if run.credit.compares_siblings else {},
@@ -285,8 +326,12 @@ def _refills(run: TrainingRun, opened: OpenStep) -> dict[str, float]:
     return {"experience/refills": float(opened.refills)} if run.config.rollout.max_refills else {}
 
 
-def _fill(run: TrainingRun) -> dict[str, float]:
-    """Fresh samples ready, of those that generation may be ahead; undefined, so left out, when it may not be."""
-    rollout = run.config.rollout
-    ahead = rollout.max_lag * rollout.batch_size * rollout.samples_per_prompt
-    return {"experience/fill": run.pool.fresh_samples / ahead} if ahead else {}
+def _pass_on_stragglers(run: TrainingRun, opened: OpenStep) -> None:
+    """Leave the step's unanswered requests to later steps, and count those of earlier ones that came in."""
+    arrived = set(run.arrived(request.request_id for request in opened.requests))
+    admitted = {request_id for request_id in arrived if run.pool.admitted(request_id)}
+    for request_id in opened.late:
+        run.stragglers.pop(request_id)
+    run.stragglers |= {request.request_id: request for request in opened.requests if request.request_id not in admitted}
+    if run.remote is not None:
+        run.remote.dispatcher.forget((*opened.late, *admitted))

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from gyre_core.monitor.metrics import StepMetrics, read_metrics
-from gyre_core.training.run_folder import CONFIG, RunFolder
+from gyre_core.rollout.shared import CONFIG
+from gyre_core.training.run_folder import RunFolder
 
 _SHOWN = ("reward", "reward_std", "kl", "entropy", "completions/mean_length", "perf/throughput", "time/step")
 

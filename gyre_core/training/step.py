@@ -27,10 +27,12 @@ class OpenStep:
     step: int
     timer: StepTimer = field(default_factory=StepTimer)
     requests: tuple[RolloutRequest, ...] = ()
-    answered: int = 0
+    late: tuple[str, ...] = ()
+    """Requests of earlier steps whose segments came in time for this one."""
     committed: dict[str, CommittedSegment] = field(default_factory=dict[str, CommittedSegment])
     """The segments that this process wrote for it, by request id."""
-    completion_tokens: int = 0
+    produced: bool = False
+    """Whether its samples are there, as many as it waits for."""
     waited: float = 0.0
     """Seconds that the learner was free for the step before its segments were there."""
     refills: int = 0
@@ -151,6 +153,11 @@ def lag_metrics(groups: Sequence[TrainingGroup], current: PolicyVersion) -> dict
         return {}
     lags = [current.number - group.version.number for group in groups]
     return {"off_policy/mean": float(np.mean(lags)), "off_policy/max": float(max(lags))}
+
+
+def completion_token_count(groups: Sequence[RolloutGroup]) -> int:
+    """Tokens of all completions."""
+    return sum(len(rollout.completion.token_ids) for group in groups for rollout in group.rollouts)
 
 
 def token_count(groups: Sequence[RolloutGroup]) -> int:

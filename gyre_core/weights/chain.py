@@ -19,7 +19,7 @@ from gyre_core.types import PolicyVersion
 from gyre_core.weights.digests import tensor_digest, tensor_digests
 
 FORMAT = 1
-HELD_BYTES = 1 << 26
+HELD_BYTES = 1 << 29
 """Size up to which the newest version's weights stay in memory, for the engine of this process."""
 
 

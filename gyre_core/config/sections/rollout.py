@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -18,6 +18,11 @@ from gyre_core.config.sections.base import (
     Section,
     Text,
 )
+
+
+def _default_groups_per_request(data: dict[str, Any]) -> int:
+    groups = math.ceil(data["sequences_in_flight"] / data["samples_per_prompt"])
+    return groups if data["launcher"] == "inline" else max(1, min(groups, data["batch_size"] // data["max_worker"]))
 
 
 class RolloutConfig(Section):
@@ -45,29 +50,42 @@ class RolloutConfig(Section):
     max_lag: NonNegativeInt = Field(default_factory=lambda data: 0 if data["launcher"] == "inline" else 1)
     """Steps that generation may run ahead of the learner; 0 is strictly on-policy. Default: 0 inline, 1 with
     workers."""
-    quota: PositiveFraction = Field(
-        default_factory=lambda data: 1.0 if data["launcher"] == "inline" or data["max_lag"] == 0 else 0.9
-    )
-    """Share of a step's requests that a step waits for; stragglers join the pool later. Default: 1 inline and at
-    `max_lag` 0, else 0.9."""
     max_refills: NonNegativeInt = 0
     """How often a step may generate for further prompts in place of groups whose rewards are all equal (dynamic
     sampling, DAPO); only `grpo`."""
+    quota: PositiveFraction = Field(
+        default_factory=lambda data: (
+            1.0 if data["launcher"] == "inline" or data["max_lag"] == 0 or data["max_refills"] else 0.9
+        )
+    )
+    """Share of a step's requests that a step waits for; stragglers join the pool later. Default: 1 inline, at
+    `max_lag` 0 and with refills, else 0.9."""
     sequences_in_flight: PositiveInt = 256
     """Sequences that an engine generates at the same time."""
-    groups_per_request: PositiveInt = Field(
-        default_factory=lambda data: math.ceil(data["sequences_in_flight"] / data["samples_per_prompt"])
-    )
-    """Groups in one request, the unit that is claimed, committed and retried. Default: as many as fill
-    `sequences_in_flight`."""
-    timeout: PositiveFloat = 1800.0
-    """Seconds that a step waits for its requests, or an evaluation for its completions, before it fails."""
     min_worker: PositiveInt = 1
     """Rollout workers at the least (launcher `pool`)."""
     max_worker: PositiveInt = 24
     """Rollout workers at the most (launcher `pool`)."""
     worker_count: PositiveInt = Field(default_factory=lambda data: data["min_worker"])
     """Rollout workers at the start (launcher `pool`). Default: `min_worker`."""
+    groups_per_request: PositiveInt = Field(default_factory=_default_groups_per_request)
+    """Groups in one request, the unit that is claimed, committed and retried. Default: as many as fill
+    `sequences_in_flight`, and with workers no more than leave a request a step for each of `max_worker`."""
+    timeout: PositiveFloat = 1800.0
+    """Seconds that a step waits for its requests, or an evaluation for its completions, before it fails."""
+    attempts: PositiveInt = 8
+    """How often a request is given to a worker before the step fails with the last error (launcher `pool`)."""
+    heartbeat_timeout: PositiveFloat = 30.0
+    """Seconds without a sign of life after which a worker is lost and its requests go to others."""
+    start_timeout: PositiveFloat = 600.0
+    """The same for a worker that is starting, which loads models."""
+    orphan_timeout: PositiveFloat = 900.0
+    """Seconds without a sign of life from the train process after which a worker ends by itself; longer than that
+    process takes to come back."""
+    standby: NonNegativeInt = 0
+    """Warm spare workers beside those that generate (launcher `pool`)."""
+    tokens_per_second: PositiveFloat | None = None
+    """Tokens that each worker releases in a second at the most; null is as fast as it can."""
 
 
 class ElasticConfig(Section):

@@ -87,5 +87,9 @@ class StorageConfig(Section):
     """Where the run's data lies."""
 
     url: Text | None = None
-    """Folder or URL of requests, pool, policy versions and checkpoints; without it, the run folder. Credentials
-    come from the environment."""
+    """Folder, or s3://BUCKET/FOLDER, of requests, pool, policy versions and checkpoints; without it, the run folder.
+    Credentials come from `storage.block` or the environment."""
+    endpoint: Text | None = None
+    """URL of an S3 service other than Amazon's; without it, that of `storage.block`, or `AWS_ENDPOINT_URL`."""
+    block: Text | None = None
+    """Prefect block of the type `gyre-s3-access` that holds endpoint, region and credentials."""

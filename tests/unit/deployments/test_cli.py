@@ -93,8 +93,6 @@ def test_training_refuses_what_is_not_built_yet(run):
     keys = [line.split(":")[0] for line in err.splitlines()]
     assert keys == [
         "rollout.engine",
-        "rollout.launcher",
-        "elastic.enabled",
         "checkpoint.incremental",
         "checkpoint.dual_write",
     ]

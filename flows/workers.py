@@ -1,0 +1,148 @@
+"""The rollout workers of a training run: kept at the number that it wants, which the scaling law moves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import httpx
+from prefect.events import emit_event
+from prefect.exceptions import ObjectNotFound
+
+from flows.fleet import PrefectFleet, Sign, request_scale
+from flows.names import ROLLOUT_DEPLOYMENT
+from gyre_core.cluster.fleet import write_target
+from gyre_core.cluster.planning import FleetPlan
+from gyre_core.cluster.registry import RegisteredWorker
+from gyre_core.elastic.scaler import Decision
+from gyre_core.training.remote import RemoteRollout
+from gyre_core.training.run import TrainingRun
+from gyre_core.training.scaling import Scaling, decision_line
+
+logger = logging.getLogger(__name__)
+
+RECONCILE_SECONDS = 2.0
+"""Pause between two comparisons of the workers that are wanted with those that are there."""
+DRAIN_TIMEOUT = 60.0
+"""Seconds that a worker has to finish what it holds; then its flow run is cancelled."""
+LEARNER_IS_LIMIT = "gyre.learner.limit"
+"""Event that says that the pool overflows with the fewest workers that are allowed."""
+
+
+class WorkersFailedError(RuntimeError):
+    """No worker can be started; carries the last words of the one that failed last."""
+
+
+@asynccontextmanager
+async def rollout_workers(run: TrainingRun) -> AsyncGenerator[None]:
+    """Keep the run's workers going for the length of the block, and end them after it.
+
+    Without a pool of workers the block runs as it is. When every worker fails at its start the block is cancelled
+    and WorkersFailedError raised.
+    """
+    if run.remote is None:
+        yield
+        return
+    workers = _Workers(run, run.remote)
+    async with asyncio.TaskGroup() as group:
+        keeping = [group.create_task(workers.keep_reconciled(), name="reconciler")]
+        if run.config.elastic.enabled:
+            keeping.append(group.create_task(workers.keep_scaling(), name="scaler"))
+        try:
+            yield
+        finally:
+            for task in keeping:
+                task.cancel()
+            await asyncio.shield(workers.end())
+
+
+class _Workers:
+    def __init__(self, run: TrainingRun, remote: RemoteRollout) -> None:
+        self._run = run
+        self._remote = remote
+        self._scaling = Scaling(run, remote)
+        self._fleet = PrefectFleet(run.key, run.storage, run.epoch, DRAIN_TIMEOUT)
+        self._away = False
+        self._limit_told = False
+
+    async def keep_reconciled(self) -> None:
+        """Bring the workers to the target again and again."""
+        await self._publish_target()
+        while True:
+            plan = await self._reconcile()
+            if plan is not None and plan.given_up and not self._any_lives():
+                words = await self._fleet.last_words(plan.given_up[0])
+                raise WorkersFailedError(
+                    f"no rollout worker comes up: {len(plan.given_up)} places were given up after repeated failures; "
+                    f"the last worker's end:\n{words}"
+                )
+            await asyncio.sleep(RECONCILE_SECONDS)
+
+    async def keep_scaling(self) -> None:
+        """Decide every `elastic.scale_interval` how many workers are wanted."""
+        while True:
+            await asyncio.sleep(self._run.config.elastic.scale_interval)
+            before = self._scaling.target
+            decision = await self._run.in_order(self._scaling.decide)
+            self._tell(decision)
+            if self._scaling.target != before:
+                await self._publish_target()
+                request_scale(self._run.key, self._run.storage, self._scaling.target)
+
+    async def end(self) -> None:
+        """Tell the workers that the run has ended, wait for them, and cancel those that stay."""
+        await self._remote.close()
+        deadline = time.monotonic() + DRAIN_TIMEOUT
+        try:
+            while await self._fleet.open_workers() and time.monotonic() < deadline:
+                await asyncio.sleep(0.5)
+            await self._fleet.cancel_all()
+        except httpx.HTTPError as error:
+            logger.warning("the rollout workers' flow runs could not be followed to their end: %s", error)
+
+    async def _publish_target(self) -> None:
+        self._remote.wanted = self._scaling.target.workers
+        await asyncio.to_thread(write_target, self._run.storage, self._scaling.target)
+
+    async def _reconcile(self) -> FleetPlan | None:
+        """One pass; None while Prefect or the storage is away, which is told once."""
+        signs = {worker.beat.worker: _sign(worker) for worker in self._remote.registry.workers}
+        try:
+            plan = await self._fleet.reconcile(self._scaling.target, signs)
+        except ObjectNotFound as error:
+            raise WorkersFailedError(
+                f"the Prefect server knows no deployment {ROLLOUT_DEPLOYMENT}, of which rollout workers are made; run "
+                "`python -m deployments.deploy` against it, or `gyre up` for a server on this machine"
+            ) from error
+        except (httpx.HTTPError, OSError) as error:
+            if not self._away:
+                logger.warning("the workers cannot be looked after, and are tried again: %r", error)
+            self._away = True
+            return None
+        self._away = False
+        return plan
+
+    def _any_lives(self) -> bool:
+        return bool(self._remote.registry.count(("starting", "standby", "ready", "draining")))
+
+    def _tell(self, decision: Decision) -> None:
+        line = decision_line(decision, self._run.step)
+        self._remote.decisions.append(line)
+        if decision.direction != "hold":
+            logger.info("scaling at %s", line)
+        if decision.learner_is_limit and not self._limit_told:
+            logger.warning("the learner is the limit: %s", decision.reasons[-1])
+            emit_event(
+                LEARNER_IS_LIMIT,
+                resource={"prefect.resource.id": f"gyre.run.{self._run.key}"},
+                payload={"run": self._run.key, "reasons": list(decision.reasons)},
+            )
+        self._limit_told = decision.learner_is_limit
+
+
+def _sign(worker: RegisteredWorker) -> Sign:
+    phase = "ready" if worker.phase == "standby" else worker.phase
+    return Sign(phase, worker.beat.ready_seconds > 0.0)

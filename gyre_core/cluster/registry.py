@@ -1,0 +1,81 @@
+"""The owner's view of its workers: who lives, by the owner's own clock, and what each says of itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from gyre_core.cluster.heartbeat import WorkerBeat
+from gyre_core.storage import Storage
+
+WorkerPhase = Literal["starting", "standby", "ready", "draining", "lost", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredWorker:
+    """A worker that gave a sign of life: its last words, and for how many seconds it has been silent."""
+
+    beat: WorkerBeat
+    phase: WorkerPhase
+    silent_seconds: float
+
+
+class Registry:
+    """Reads the heartbeats of a run's workers.
+
+    A worker is lost when its sequence number has not moved for `timeout` seconds, or for `start_grace` while it starts.
+    One that moves again is back, with nothing held against it.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        timeout: float,
+        start_grace: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._storage = storage
+        self._timeout = timeout
+        self._start_grace = start_grace
+        self._clock = clock
+        self._beats: dict[str, tuple[WorkerBeat, float]] = {}
+        self._observed = clock()
+
+    def observe(self) -> None:
+        """Read all heartbeats. One that cannot be read counts as not moved."""
+        now = self._clock()
+        # A pause of the observer itself (it was stopped, its storage was away) is held against nobody.
+        pause = now - self._observed
+        if pause > self._timeout / 2:
+            self._beats = {name: (beat, moved + pause) for name, (beat, moved) in self._beats.items()}
+        for name in self._storage.list("workers"):
+            try:
+                beat = WorkerBeat.from_json(self._storage.read(name))
+            except (FileNotFoundError, ValueError):
+                continue
+            known = self._beats.get(beat.worker)
+            if known is None or (beat.token, beat.sequence) != (known[0].token, known[0].sequence):
+                self._beats[beat.worker] = beat, now
+        self._observed = now
+
+    @property
+    def workers(self) -> list[RegisteredWorker]:
+        """All workers, by name, as they were when `observe` last looked."""
+        return [self._judge(beat, self._observed - moved) for _, (beat, moved) in sorted(self._beats.items())]
+
+    def find(self, name: str) -> RegisteredWorker | None:
+        """The worker of this name; None when it never gave a sign of life."""
+        found = self._beats.get(name)
+        return self._judge(found[0], self._observed - found[1]) if found else None
+
+    def count(self, phases: Iterable[WorkerPhase]) -> int:
+        """Workers in any of these phases."""
+        wanted = set(phases)
+        return sum(worker.phase in wanted for worker in self.workers)
+
+    def _judge(self, beat: WorkerBeat, silent: float) -> RegisteredWorker:
+        limit = self._start_grace if beat.state == "starting" else self._timeout
+        phase: WorkerPhase = "lost" if beat.state != "ended" and silent > limit else beat.state
+        return RegisteredWorker(beat, phase, silent)

@@ -1,0 +1,156 @@
+"""Generation by rollout workers, as the train process sees it: its sign of life, its queue, its workers' figures."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from gyre_core.cluster.heartbeat import OwnerBeat, WorkerBeat, owner_heart
+from gyre_core.cluster.registry import RegisteredWorker, Registry
+from gyre_core.config.sections import RolloutConfig
+from gyre_core.rollout.dispatch import Dispatcher
+from gyre_core.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.25
+"""Pause between two looks at the queue."""
+LOOKS_PER_VIEW = 8
+"""The owner's view is published this often, counted in looks."""
+VIEW = "learner/workers.json"
+
+
+@dataclass(slots=True)
+class WorkTotals:
+    """What the workers did, summed over all that ever lived; seconds are those of workers."""
+
+    tokens: int = 0
+    busy_seconds: float = 0.0
+    ready_seconds: float = 0.0
+
+    def since(self, earlier: WorkTotals) -> WorkTotals:
+        """What was added since `earlier`."""
+        return WorkTotals(
+            self.tokens - earlier.tokens,
+            self.busy_seconds - earlier.busy_seconds,
+            self.ready_seconds - earlier.ready_seconds,
+        )
+
+    @property
+    def idle_share(self) -> float | None:
+        """Share of their time in which the workers had nothing to generate; None when there was no time."""
+        return max(0.0, 1.0 - self.busy_seconds / self.ready_seconds) if self.ready_seconds > 0.0 else None
+
+
+class RemoteRollout:
+    """The owner's heartbeat, dispatcher and registry, kept going by a thread and a task until `close`."""
+
+    def __init__(self, storage: Storage, config: RolloutConfig, epoch: int, step: Callable[[], int]) -> None:
+        """`step` gives the last committed step."""
+        self.registry = Registry(storage, config.heartbeat_timeout, config.start_timeout)
+        self.dispatcher = Dispatcher(storage, self.registry, timeout=config.heartbeat_timeout, attempts=config.attempts)
+        self.totals = WorkTotals()
+        self.wanted = config.worker_count
+        """Workers that the run wants, spares left out."""
+        self.decisions: list[str] = []
+        """What was decided about the number of workers, and why; newest last."""
+        self._storage = storage
+        self._counted: dict[str, WorkerBeat] = {}
+        self._reported = WorkTotals()
+        self._ended = False
+        self._heart = owner_heart(storage, config.heartbeat_timeout, lambda: OwnerBeat(epoch, step(), self._ended))
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Give the first sign of life and begin to look after the queue; called in the event loop of the run."""
+        self._heart.start()
+        self._task = asyncio.create_task(self._keep_looking(), name="dispatcher")
+
+    async def close(self) -> None:
+        """Tell the workers that the run has ended, and stop."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._ended = True
+            await asyncio.to_thread(self._heart.stop)
+
+    def metrics(self) -> dict[str, float]:
+        """The workers at this moment, and what they did since the last call, under `rollout/`."""
+        done, self._reported = self.totals.since(self._reported), replace(self.totals)
+        metrics: dict[str, float] = {
+            "workers": self.registry.count(("ready",)),
+            "workers_starting": self.registry.count(("starting",)),
+            "standby": self.registry.count(("standby",)),
+            "wanted": self.wanted,
+            "open_requests": len(self.dispatcher.open),
+            "reissued": self.dispatcher.reissued,
+        }
+        if done.idle_share is not None:
+            metrics["idle_share"] = done.idle_share
+        return {f"rollout/{name}": float(value) for name, value in metrics.items()}
+
+    def look(self) -> None:
+        """Look at the queue and the workers once."""
+        self.dispatcher.tick()
+        for worker in self.registry.workers:
+            self._count(worker.beat)
+
+    async def _keep_looking(self) -> None:
+        looks, failing = 0, False
+        while True:
+            try:
+                await asyncio.to_thread(self.look)
+                if looks % LOOKS_PER_VIEW == 0:
+                    await asyncio.to_thread(self._storage.replace, VIEW, json.dumps(self._view()).encode())
+                failing = False
+            except OSError as error:
+                if not failing:
+                    logger.warning("the queue cannot be read, and is tried again: %s", error)
+                failing = True
+            looks += 1
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _count(self, beat: WorkerBeat) -> None:
+        """Add what a worker did since its last heartbeat that was counted; a process that is new starts from 0."""
+        last = self._counted.get(beat.token)
+        self.totals.tokens += beat.tokens - (last.tokens if last else 0)
+        self.totals.busy_seconds += beat.busy_seconds - (last.busy_seconds if last else 0.0)
+        self.totals.ready_seconds += beat.ready_seconds - (last.ready_seconds if last else 0.0)
+        self._counted[beat.token] = beat
+
+    def _view(self) -> dict[str, Any]:
+        return {
+            "workers": [
+                {**asdict(worker.beat), "phase": worker.phase, "silent_seconds": worker.silent_seconds}
+                for worker in self.registry.workers
+            ],
+            "open_requests": len(self.dispatcher.open),
+            "queued_requests": self.dispatcher.queued,
+            "reissued": self.dispatcher.reissued,
+            "decisions": self.decisions[-10:],
+        }
+
+
+def read_view(storage: Storage) -> Mapping[str, Any] | None:
+    """The owner's view of its workers as it was published last; None for a run without workers."""
+    try:
+        return json.loads(storage.read(VIEW))
+    except FileNotFoundError:
+        return None
+
+
+def rate(worker: RegisteredWorker) -> float | None:
+    """Tokens per second of a worker while it generates; None before it did."""
+    beat = worker.beat
+    return beat.tokens / beat.busy_seconds if beat.busy_seconds > 0.0 else None
+
+
+def live(workers: Iterable[RegisteredWorker]) -> list[RegisteredWorker]:
+    """Those that take requests."""
+    return [worker for worker in workers if worker.phase == "ready"]
