@@ -15,8 +15,9 @@ from pathlib import Path
 
 import httpx
 
-from gyre_core.storage import S3Options
+from gyre_core.storage import S3Options, Storage, open_storage
 from gyre_core.storage.s3_client import S3Client
+from gyre_core.storage.s3_options import remember_block, s3_url
 
 START_SECONDS = 60.0
 BUCKET = "gyre-tests"
@@ -27,15 +28,19 @@ READER = S3Options(access_key="reader", secret_key="reader-secret-9")
 
 @dataclass(frozen=True)
 class S3Server:
-    """A running service with a bucket."""
+    """A running service with a bucket; this process knows its access as the block of its name."""
 
     name: str
     options: S3Options
 
     @property
     def url(self) -> str:
-        """The URL of a folder of the bucket that nobody has used yet."""
+        """The URL of a folder of the bucket that nobody has used yet, for users whose environment has the access."""
         return f"s3://{BUCKET}/{uuid.uuid4().hex}"
+
+    def storage(self, url: str | None = None) -> Storage:
+        """The storage at a URL, by default a new one."""
+        return open_storage(s3_url(url or self.url, self.name, None))
 
     def environment(self) -> dict[str, str]:
         """What the environment of a user holds."""
@@ -99,6 +104,7 @@ def seaweedfs(folder: Path) -> Generator[S3Server]:
 def _with_bucket(name: str, url: str) -> S3Server:
     options = S3Options(endpoint=url, region="us-east-1", access_key="gyre", secret_key="gyre-secret-7")
     S3Client(options, patience=START_SECONDS).call("create_bucket", {"Bucket": BUCKET})
+    remember_block(name, options)
     return S3Server(name, options)
 
 

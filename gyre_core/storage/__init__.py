@@ -18,7 +18,7 @@ from pathlib import Path
 from gyre_core.storage.base import OutOfSpaceError, Storage, StorageError, WriteFile, system_errors
 from gyre_core.storage.local import LocalStorage
 from gyre_core.storage.memory import MemoryStorage
-from gyre_core.storage.s3_options import NO_OPTIONS, S3Options
+from gyre_core.storage.s3_options import S3Options
 from gyre_core.storage.trial import exercise_storage
 
 __all__ = [
@@ -35,12 +35,12 @@ __all__ = [
 ]
 
 
-def open_storage(url: str | os.PathLike[str], s3: S3Options = NO_OPTIONS, *, trial: bool = False) -> Storage:
+def open_storage(url: str | os.PathLike[str], *, trial: bool = False) -> Storage:
     """The storage at a local path or at a `file://`, `s3://BUCKET/FOLDER` or `memory://` URL.
 
-    `s3` holds the endpoint and the credentials where they are not in the environment. A storage opened as a `trial`
-    gives up after seconds, for a look whether a place can be used at all. Nothing is sent yet. Raises ValueError for a
-    URL that Gyre cannot write to.
+    Credentials for S3 come from the environment, or from the block that the URL's query names (`s3_options`). A storage
+    opened as a `trial` gives up after seconds, for a look whether a place can be used at all. Nothing is sent yet.
+    Raises ValueError for a URL that Gyre cannot write to, or a block that was not loaded.
     """
     text = os.fspath(url)
     protocol, separator, path = text.partition("://")
@@ -51,7 +51,7 @@ def open_storage(url: str | os.PathLike[str], s3: S3Options = NO_OPTIONS, *, tri
     if protocol == "s3":
         from gyre_core.storage.s3 import S3Storage  # Its libraries take half a second to import.
 
-        return S3Storage.open(path, s3, trial=trial)
+        return S3Storage.open(text, trial=trial)
     raise ValueError(
         f"storage URL {text!r}: the protocol {protocol!r} is not supported; use a path, s3://BUCKET/FOLDER or memory://"
     )

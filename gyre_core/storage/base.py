@@ -26,6 +26,7 @@ class Storage(ABC):
     """A folder that holds objects. Obtain one with `open_storage`."""
 
     url: str
+    """What `open_storage` opens it by, here and in other processes; holds no credentials."""
 
     @abstractmethod
     def read(self, name: str) -> bytes:

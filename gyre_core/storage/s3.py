@@ -11,11 +11,12 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from gyre_core.storage.base import OutOfSpaceError, Storage, StorageError, WriteFile, check_name, system_errors
 from gyre_core.storage.s3_client import S3Client
 from gyre_core.storage.s3_errors import ConflictError
-from gyre_core.storage.s3_options import S3Options
+from gyre_core.storage.s3_options import url_options
 
 T = TypeVar("T")
 
@@ -39,24 +40,28 @@ class S3Storage(Storage):
     A write whose reply got lost is made again and refused; so whoever is refused looks whether the object is its own.
     """
 
-    def __init__(self, client: S3Client, bucket: str, folder: str, whole_bytes: int = PART_BYTES) -> None:
-        """`whole_bytes` is the size up to which a file is sent in one request."""
+    def __init__(
+        self, client: S3Client, bucket: str, folder: str, *, access: str = "", whole_bytes: int = PART_BYTES
+    ) -> None:
+        """`access` is the query of the URL; `whole_bytes` the size up to which a file is sent in one request."""
         self.bucket, self.folder = bucket, folder
-        self.url = f"s3://{bucket}/{folder}".rstrip("/")
+        self.url = f"s3://{bucket}/{folder}".rstrip("/") + (f"?{access}" if access else "")
         self._client = client
+        self._access = access
         self._whole_bytes = whole_bytes
 
     @classmethod
-    def open(cls, path: str, options: S3Options, *, trial: bool) -> S3Storage:
-        """The storage at `BUCKET/FOLDER`; a trial gives up soon, and sends even small files in parts.
+    def open(cls, url: str, *, trial: bool) -> S3Storage:
+        """The storage at `s3://BUCKET/FOLDER`; a trial gives up soon, and sends even small files in parts.
 
-        Raises ValueError without a bucket.
+        Raises ValueError for a URL without a bucket, or with a block that was not loaded.
         """
-        bucket, _, folder = path.partition("/")
-        if not bucket:
-            raise ValueError("storage URL 's3://': name the bucket and a folder in it, as in s3://BUCKET/FOLDER")
-        client = S3Client(options, TRIAL_PATIENCE if trial else PATIENCE)
-        return cls(client, bucket, folder.strip("/"), 0 if trial else PART_BYTES)
+        parts = urlsplit(url)
+        if not parts.netloc:
+            raise ValueError(f"storage URL {url!r}: this names no bucket; write it as in s3://BUCKET/FOLDER")
+        client = S3Client(url_options(url), TRIAL_PATIENCE if trial else PATIENCE)
+        folder, whole_bytes = parts.path.strip("/"), 0 if trial else PART_BYTES
+        return cls(client, parts.netloc, folder, access=parts.query, whole_bytes=whole_bytes)
 
     def read(self, name: str) -> bytes:
         return self._client.fetch(self._at(name))
@@ -125,10 +130,16 @@ class S3Storage(Storage):
         return dict(self._client.repeated)
 
     def child(self, folder: str) -> S3Storage:
-        return S3Storage(self._client, self.bucket, self._prefixed(folder), self._whole_bytes)
+        return S3Storage(
+            self._client, self.bucket, self._prefixed(folder), access=self._access, whole_bytes=self._whole_bytes
+        )
 
     def _prefixed(self, name: str) -> str:
         return f"{self.folder}/{name}" if self.folder else name
+
+    def _told(self, name: str) -> str:
+        """An object as errors name it."""
+        return f"s3://{self.bucket}/{self._prefixed(name)}"
 
     def _at(self, name: str, **arguments: Any) -> dict[str, Any]:
         """The arguments of a request about an object."""
@@ -163,9 +174,9 @@ class S3Storage(Storage):
                 with contextlib.suppress(FileNotFoundError):
                     if is_own():
                         return None
-                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), f"{self.url}/{name}") from None
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._told(name)) from None
         raise StorageError(
-            f"{self.url}/{name}: others wrote and deleted it in each of {ATTEMPTS} attempts to create it"
+            f"{self._told(name)}: others wrote and deleted it in each of {ATTEMPTS} attempts to create it"
         )
 
     def _send_whole(self, name: str, path: Path, metadata: Mapping[str, str]) -> None:
@@ -209,7 +220,7 @@ class S3Storage(Storage):
             with contextlib.suppress(FileExistsError):  # Another object by now.
                 _for_each_part(head["ContentLength"], fetch)
                 return
-        raise StorageError(f"{self.url}/{name} was replaced in each of {ATTEMPTS} attempts to read it")
+        raise StorageError(f"{self._told(name)} was replaced in each of {ATTEMPTS} attempts to read it")
 
 
 def _for_each_part(size: int, work: Callable[[int, int, int], T]) -> Sequence[T]:

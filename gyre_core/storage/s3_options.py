@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 _ENDPOINT = re.compile(r"https?://[^/@\s]+(/[^@\s]*)?")
 
@@ -33,9 +34,6 @@ class S3Options:
             )
 
 
-NO_OPTIONS = S3Options()
-"""Everything from the environment."""
-
 _loaded: dict[str, S3Options] = {}
 
 
@@ -44,20 +42,38 @@ def remember_block(name: str, options: S3Options) -> None:
     _loaded[name] = options
 
 
+def s3_url(url: str, block: str | None, endpoint: str | None) -> str:
+    """A URL with the block and the endpoint in its query, so that it alone opens the storage in another process.
+
+    It names the block and holds nothing of what is in it.
+    """
+    access = {name: value for name, value in (("block", block), ("endpoint", endpoint)) if value is not None}
+    return f"{url}?{urlencode(access)}" if access else url
+
+
+def block_of(url: str) -> str | None:
+    """The name of the block that must be loaded before the URL can be opened; None for none."""
+    return parse_qs(urlsplit(url).query).get("block", [None])[0]
+
+
 def block_is_loaded(name: str) -> bool:
     """Whether this process was told what the block holds."""
     return name in _loaded
 
 
-def s3_options(block: str | None, endpoint: str | None) -> S3Options:
-    """The options of a configuration's `storage.block` and `storage.endpoint`, the latter before the block's own.
+def url_options(url: str) -> S3Options:
+    """The options that a URL asks for; an endpoint that it gives goes before the block's own.
 
-    Raises ValueError for a block that nobody has loaded.
+    Raises ValueError for a block that nobody has loaded, and for a query that asks for anything else.
     """
+    asked = parse_qs(urlsplit(url).query)
+    if asked.keys() - {"block", "endpoint"}:
+        raise ValueError(f"storage URL {url!r}: its query may name block and endpoint alone")
+    block, endpoint = (asked.get(name, [None])[0] for name in ("block", "endpoint"))
     if block is not None and block not in _loaded:
         raise ValueError(
             f"storage.block: the block {block} has not been loaded; Gyre's commands and flows do so from Prefect, and "
             "other programs set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY and leave storage.block out"
         )
-    options = NO_OPTIONS if block is None else _loaded[block]
+    options = S3Options() if block is None else _loaded[block]
     return options if endpoint is None else replace(options, endpoint=endpoint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from gyre_core.cluster.claims import claim
 from gyre_core.storage import StorageError, open_storage, s3, s3_client
 from gyre_core.storage.s3 import S3Storage
 from gyre_core.storage.s3_client import S3Client
+from gyre_core.storage.s3_options import s3_url
 
 WRITERS = Path(__file__).with_name("storage_writers.py")
 ROOT = Path(__file__).parents[2]
@@ -32,8 +32,7 @@ def faulty(server, monkeypatch):
     monkeypatch.setattr(s3_client, "FIRST_PAUSE", 0.01)
     url = server.url
     with faulty_proxy(server.options.endpoint) as (proxy, address):
-        storage = open_storage(url, dataclasses.replace(server.options, endpoint=address))
-        yield storage, proxy, open_storage(url, server.options)
+        yield open_storage(s3_url(url, server.name, address)), proxy, server.storage(url)
 
 
 def in_parts(monkeypatch, storage: S3Storage) -> S3Storage:
@@ -155,7 +154,7 @@ def test_a_service_that_refuses_for_long_is_named_with_its_last_answer(faulty, m
     with pytest.raises(StorageError) as caught:
         storage.create("a", b"mine")
     text = str(caught.value)
-    assert f"{storage.url}/a" in text
+    assert f"s3://{BUCKET}/{storage.folder}/a" in text
     assert "within 0.5 s" in text
     assert "503 SlowDown: as the test wants it" in text
 
@@ -163,20 +162,20 @@ def test_a_service_that_refuses_for_long_is_named_with_its_last_answer(faulty, m
 def test_a_service_that_takes_requests_and_never_answers_is_given_up(server, monkeypatch):
     monkeypatch.setattr(s3_client, "READ_SECONDS", 0.3)
     with faulty_proxy(server.options.endpoint) as (proxy, address):
-        storage = open_storage(server.url, dataclasses.replace(server.options, endpoint=address))
+        storage = open_storage(s3_url(server.url, server.name, address))
         monkeypatch.setattr(storage._client, "patience", 0.5)
         proxy.add("GET", "/a", "stall", times=10_000)
         with pytest.raises(StorageError, match=f"/a: {address} did not answer within 0.5 s"):
             storage.read("a")
 
 
-def test_an_upload_that_is_killed_before_its_end_leaves_nothing_visible(faulty):
+def test_an_upload_that_is_killed_before_its_end_leaves_nothing_visible(server, faulty):
     storage, proxy, rival = faulty
     proxy.add("POST", "uploadId", "stall")
-    environment = {"AWS_ENDPOINT_URL": storage._client.endpoint, "PYTHONPATH": str(ROOT)}
-    credentials = {"AWS_ACCESS_KEY_ID": "gyre", "AWS_SECRET_ACCESS_KEY": "gyre-secret-7"}
+    url = s3_url(f"s3://{BUCKET}/{storage.folder}", None, storage._client.endpoint)
     writer = subprocess.Popen(
-        [sys.executable, str(WRITERS), "upload", storage.url], env={**os.environ, **environment, **credentials}
+        [sys.executable, str(WRITERS), "upload", url],
+        env={**os.environ, **server.environment(), "PYTHONPATH": str(ROOT)},
     )
     try:
         assert proxy.stalled.wait(60)
@@ -215,15 +214,14 @@ def test_a_file_that_is_replaced_while_it_is_read_is_the_old_or_the_new_one(faul
     storage, proxy, rival = faulty
     old, new = os.urandom(11 << 20), os.urandom(12 << 20)
     rival.create_file("a", writer_of(old))
-    second_part = "/a"
-    proxy.add("GET", second_part, "rival", act=lambda: rival.replace("a", new))
+    proxy.add("GET", "/a", "rival", act=lambda: rival.replace("a", new))
     with in_parts(monkeypatch, storage).local_file("a") as path:
         assert path.read_bytes() == new
 
 
 def test_a_long_listing_comes_in_pages(moto):
     with faulty_proxy(moto.options.endpoint) as (proxy, address):
-        storage = open_storage(moto.url, dataclasses.replace(moto.options, endpoint=address))
+        storage = open_storage(s3_url(moto.url, moto.name, address))
         names = [f"f/{number}" for number in range(5)] + ["f/deep/x", "f/other/y"]
         for name in names:
             storage.create(name, b"x")

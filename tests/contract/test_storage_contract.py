@@ -31,16 +31,17 @@ def storage(request, tmp_path):
             fsspec.filesystem("memory").rm(root, recursive=True)
     else:
         server = request.getfixturevalue(request.param)
-        yield open_storage(server.url, server.options)
+        yield server.storage()
 
 
 @pytest.fixture(params=["local", "moto", "seaweedfs"])
 def shared(request, tmp_path):
-    """A storage that other processes open by the same URL, and the environment that they need for it."""
+    """A storage, and the URL and the environment by which other processes open it."""
     if request.param == "local":
-        return open_storage(tmp_path / "storage"), {}
+        return open_storage(tmp_path / "storage"), str(tmp_path / "storage"), {}
     server = request.getfixturevalue(request.param)
-    return open_storage(server.url, server.options), server.environment()
+    url = server.url
+    return server.storage(url), url, server.environment()
 
 
 def start_writer(*arguments: str, environment: dict[str, str]) -> subprocess.Popen[str]:
@@ -189,9 +190,9 @@ def test_readers_see_the_old_or_the_new_object_and_nothing_between(storage):
 
 
 def test_of_four_processes_one_creates_each_name(shared, tmp_path):
-    storage, environment = shared
+    storage, url, environment = shared
     names = 100 if isinstance(storage, LocalStorage) else 30
-    arguments = ("race", storage.url, str(tmp_path), str(names))
+    arguments = ("race", url, str(tmp_path), str(names))
     writers = [start_writer(*arguments, str(token), environment=environment) for token in range(4)]
     try:
         while len(list(tmp_path.glob("ready-*"))) < 4:
@@ -211,10 +212,10 @@ def test_of_four_processes_one_creates_each_name(shared, tmp_path):
 
 
 def test_a_listing_shows_what_another_process_wrote_and_a_size_what_is_there_now(shared):
-    storage, environment = shared
+    storage, url, environment = shared
     storage.replace("f/a", b"short")
     assert (storage.list("f"), storage.size("f/a")) == (["f/a"], 5)
-    writer = start_writer("create", storage.url, "f/b", environment=environment)
+    writer = start_writer("create", url, "f/b", environment=environment)
     assert writer.communicate(timeout=60) == ("", None)
     assert storage.list("f") == ["f/a", "f/b"]
     storage.replace("f/a", b"longer than before")
@@ -223,8 +224,8 @@ def test_a_listing_shows_what_another_process_wrote_and_a_size_what_is_there_now
 
 
 def test_a_writer_killed_halfway_leaves_nothing_visible(shared):
-    storage, environment = shared
-    writer = start_writer("hang", storage.url, environment=environment)
+    storage, url, environment = shared
+    writer = start_writer("hang", url, environment=environment)
     try:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "writing\n"

@@ -241,6 +241,6 @@ def test_storage_protocol_on_a_disk(tmp_path):
 def test_storage_protocol_on_s3(service, request):
     server = request.getfixturevalue(service)
     run_state_machine_as_test(
-        lambda: StorageProtocol(lambda: open_storage(server.url, server.options)),
+        lambda: StorageProtocol(server.storage),
         settings=settings(PROTOCOL, max_examples=1, stateful_step_count=10),
     )
