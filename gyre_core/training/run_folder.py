@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import IO
 
 from gyre_core.config import GyreConfig, dump_config, load_config
-from gyre_core.storage import Storage, open_storage
+from gyre_core.rollout.shared import CONFIG
+from gyre_core.storage import Storage, exercise_storage, open_storage
+from gyre_core.storage.s3_options import block_is_loaded, s3_url
 
-CONFIG = "config.yaml"
 SUMMARY = "summary.json"
 _LOCK = "owner.lock"
 
@@ -130,5 +131,32 @@ class RunFolder:
 
 
 def run_storage(config: GyreConfig, folder: RunFolder) -> Storage:
-    """Where the run's data lies: its own place below `storage.url`, or the run folder."""
-    return open_storage(config.storage.url).child(folder.key) if config.storage.url else open_storage(folder.path)
+    """Where the run's data lies: its own place below `storage.url`, or the run folder.
+
+    Raises ValueError for a `storage.block` that was not loaded.
+    """
+    return data_storage(config).child(folder.key) if config.storage.url else open_storage(folder.path)
+
+
+def data_storage(config: GyreConfig, *, trial: bool = False) -> Storage:
+    """What `storage.url` names, or the folder of all runs; the data of a run lie in `NAME/RUN_ID` below it.
+
+    Raises ValueError for a `storage.block` that was not loaded.
+    """
+    storage = config.storage
+    url = storage.url or config.experiment.output
+    return open_storage(s3_url(url, storage.block, storage.endpoint), trial=trial)
+
+
+def check_storage(config: GyreConfig) -> None:
+    """Raise ValueError, in one sentence, for a `storage.url` on S3 that cannot hold a run; leaves nothing there.
+
+    A place whose `storage.block` was not loaded yet is left for later.
+    """
+    block = config.storage.block
+    if not (config.storage.url or "").startswith("s3://") or (block is not None and not block_is_loaded(block)):
+        return
+    try:
+        exercise_storage(data_storage(config, trial=True).child(f"trial-{secrets.token_hex(8)}"))
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"storage.url: {error}") from error
