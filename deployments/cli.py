@@ -117,10 +117,11 @@ def train(
     print(make_plan(settings).describe(), flush=True)
     from deployments.launch import run_training
     from deployments.local import ServerStartError
+    from deployments.platform_state import PlatformError
 
     try:
         return run_training(settings, resume=resume, run_id=run_id, keep_server=keep_server)
-    except ServerStartError as error:
+    except (ServerStartError, PlatformError) as error:
         print(error, file=sys.stderr)
         return FAILED
 
@@ -189,6 +190,34 @@ def status(
 
     print(describe_runs(output, run))
     return 0
+
+
+@app.command
+def up(
+    *,
+    port: Annotated[
+        int | None, Parameter(help="Port of the Prefect server on this machine; 4200 if it is still to be started.")
+    ] = None,
+    database: Annotated[
+        str | None,
+        Parameter(
+            help="PostgreSQL of that server, postgresql://USER:PASSWORD@HOST/DATABASE, in place of SQLite; better by "
+            "the environment variable GYRE_DATABASE_URL, which no list of processes shows."
+        ),
+    ] = None,
+) -> int:
+    """Start Prefect with Gyre's work pools, workers and deployments on this machine, and leave it running."""
+    from deployments.platform_commands import bring_up
+
+    return bring_up(port, database)
+
+
+@app.command
+def down() -> int:
+    """End what `gyre up` started, after its flow runs."""
+    from deployments.platform_commands import bring_down
+
+    return bring_down()
 
 
 @app.command

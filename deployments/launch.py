@@ -15,6 +15,7 @@ from rich.console import Console
 
 from deployments.exit_codes import FAILED, INTERRUPTED, USER_ERROR
 from deployments.local import prefect_api
+from deployments.platform import local_platform
 from flows.train import train
 from gyre_core.config import GyreConfig
 from gyre_core.monitor.progress import summary_table
@@ -30,12 +31,15 @@ RUN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine")
 def run_training(config: GyreConfig, *, resume: bool, run_id: str | None, keep_server: bool) -> int:
     """Train on the configured Prefect API, or on a local server; returns the process's exit code.
 
+    Launcher `pool` also brings up what runs rollout workers, unless it is there.
+
     0: completed, 1: failed or stopped by an alarm, 2: the user's mistake, 130: interrupted.
     """
     server_log = _log_plainly()
     # Before a server starts: most mistakes are told in a moment.
     asyncio.run(check_inputs(config, run_id=run_id, resume=resume))
-    with prefect_api(keep_server) as api_url:
+    with_workers = config.rollout.launcher == "pool"
+    with local_platform(keep_server) if with_workers else prefect_api(keep_server) as api_url:
         print(f"Prefect UI: {api_url.removesuffix('/api')}", flush=True)
         with tags(config.experiment.name, *config.experiment.tags):
             state, result = asyncio.run(_train(config, run_id, resume))

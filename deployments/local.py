@@ -3,29 +3,31 @@
 The server listens on loopback, with settings that make short steps cheap: by default its services write
 task runs and events one at a time, which costs two seconds a step. Its state lies in `~/.gyre/server`
 (`GYRE_HOME` moves it): the database, the log, and `server.json`, which names the process and its address.
-A run that uses the server leaves a file named after its process in `users/`; whoever leaves last ends the server,
-unless it is to be kept.
+The environment variable `GYRE_DATABASE_URL` names a PostgreSQL database to use in place of SQLite.
+Whoever uses the server, a run or the supervisor of `gyre up`, leaves a file named after its process in `users/`;
+whoever leaves last ends the server, unless it is to be kept.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Generator
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import psutil
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+
+from deployments.database import DATABASE_VARIABLE, check_database, hide_password, server_url
+from deployments.home import gyre_home, last_lines, locked, write_whole
+from deployments.processes import ProcessId, end_processes, start_process
 
 START_TIMEOUT = 90.0
 """Seconds until a server must answer."""
@@ -51,9 +53,6 @@ CLIENT_SETTINGS = {
 }
 """Environment of a run on such a server."""
 
-_started: list[subprocess.Popen[bytes]] = []
-# Handles of the servers that this process started: dropping one while the server runs is a ResourceWarning.
-
 
 class ServerStartError(RuntimeError):
     """The server did not come up; carries the end of its log."""
@@ -61,15 +60,24 @@ class ServerStartError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class LocalServer:
-    """A running server: its process, when that process began (seconds since 1970), and its API's URL."""
+    """A server on this machine: its process, and its API's URL."""
 
-    pid: int
-    started_at: float
+    process: ProcessId
     api_url: str
 
-    def running(self) -> bool:
-        """Whether the very process still runs."""
-        return _is_running(self.pid, self.started_at)
+    @classmethod
+    def known(cls, home: Path) -> LocalServer | None:
+        """The server that `server.json` names, whether it runs or not."""
+        try:
+            fields = json.loads((home / "server.json").read_text())
+        except FileNotFoundError:
+            return None
+        return cls(ProcessId(fields["pid"], fields["started_at"]), fields["api_url"])
+
+    def remember(self, home: Path) -> None:
+        """Name the server in `server.json`."""
+        fields = {"pid": self.process.pid, "started_at": self.process.started_at, "api_url": self.api_url}
+        write_whole(home / "server.json", json.dumps(fields))
 
     def comes_up(self) -> bool:
         """Wait until the server answers; returns False when its process ends first or START_TIMEOUT passes.
@@ -77,7 +85,7 @@ class LocalServer:
         A server that answers late may be a busy one that other runs use.
         """
         deadline = time.monotonic() + START_TIMEOUT
-        while self.running() and time.monotonic() < deadline:
+        while self.process.running() and time.monotonic() < deadline:
             with contextlib.suppress(httpx.HTTPError):
                 if httpx.get(f"{self.api_url}/health", timeout=5.0).status_code == 200:
                     return True
@@ -86,28 +94,22 @@ class LocalServer:
 
 
 @contextlib.contextmanager
-def prefect_api(keep_server: bool = False) -> Generator[str]:
+def prefect_api(keep_server: bool = False, port: int | None = None) -> Generator[str]:
     """The API URL to use in a `with` block: the configured one, or that of a local server.
 
-    A local server is started or shared as this module says; `keep_server` leaves it running.
-    Raises ValueError when the configured one does not answer, and ServerStartError when a local one does not come up.
+    A local server is started or shared as this module says, a new one at `port` (default: any that is free);
+    `keep_server` leaves it running. Raises ValueError when the configured API or the database does not answer or the
+    port is in use, and ServerStartError when a local server does not come up.
     """
-    configured = get_current_settings().api.url
-    if configured:
-        with get_client(sync_client=True) as client:
-            if error := client.api_healthcheck():
-                raise ValueError(
-                    f"the Prefect API at {configured} does not answer ({error}); start it, or unset PREFECT_API_URL, "
-                    "in the Prefect profile too, for a server on this machine"
-                )
+    if configured := configured_api():
         yield configured
         return
-    home = _home()
+    home = server_home()
     with _locked(home):
-        server = _running_server(home) or _start_server(home)
+        server = _running_server(home) or _start_server(home, port)
         user = home / "users" / str(os.getpid())
         user.parent.mkdir(exist_ok=True)
-        _write_whole(user, str(psutil.Process().create_time()))
+        write_whole(user, str(ProcessId.of(os.getpid()).started_at))
     try:
         with _environment(CLIENT_SETTINGS), temporary_settings({PREFECT_API_URL: server.api_url}):
             yield server.api_url
@@ -120,32 +122,74 @@ def prefect_api(keep_server: bool = False) -> Generator[str]:
                 _stop_server(home)
 
 
+def configured_api() -> str | None:
+    """The API of the environment or the Prefect profile, if any; raises ValueError when it does not answer.
+
+    The address of the local server counts as none: it is there to be shown to `prefect`, and comes and goes.
+    """
+    configured = get_current_settings().api.url
+    if configured and configured == _last_address(server_home()):
+        return None
+    if configured:
+        with get_client(sync_client=True) as client:
+            if error := client.api_healthcheck():
+                raise ValueError(
+                    f"the Prefect API at {configured} does not answer ({error}); start it, or unset PREFECT_API_URL, "
+                    "in the Prefect profile too, for a server on this machine"
+                )
+    return configured
+
+
+def running_server() -> LocalServer | None:
+    """The local server whose process runs, if any."""
+    server = LocalServer.known(server_home())
+    return server if server is not None and server.process.running() else None
+
+
+def revive_server() -> None:
+    """Start the local server again at its address after its process has ended; one that runs is left alone.
+
+    Raises ServerStartError, or ValueError when another process has taken the port.
+    """
+    home = server_home()
+    with _locked(home):
+        server = LocalServer.known(home)
+        if server is not None and not server.process.running():
+            _start_server(home, httpx.URL(server.api_url).port)
+
+
+def end_unused_server() -> None:
+    """End the local server if no process that lives uses it, and it is not to be kept."""
+    home = server_home()
+    with _locked(home):
+        if not _users(home) and not (home / "keep").exists():
+            _stop_server(home)
+
+
 def stop_local_server() -> bool:
     """End the local server, kept or not; returns whether there was one."""
-    home = _home()
+    home = server_home()
     with _locked(home):
         return _stop_server(home)
 
 
-def _home() -> Path:
-    home = Path(os.environ.get("GYRE_HOME", Path.home() / ".gyre")) / "server"
-    home.mkdir(parents=True, exist_ok=True)
+def server_home() -> Path:
+    """Folder of the local server; made if absent."""
+    home = gyre_home() / "server"
+    home.mkdir(exist_ok=True)
     return home
 
 
-@contextlib.contextmanager
-def _locked(home: Path) -> Generator[None]:
-    deadline = time.monotonic() + START_TIMEOUT + STOP_TIMEOUT
-    with (home / "lock").open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"another process holds {home / 'lock'}; end it, or set GYRE_HOME") from None
-                time.sleep(0.1)
-        yield
+def _last_address(home: Path) -> str | None:
+    """The API's URL of the local server that was started last."""
+    try:
+        return (home / "address").read_text()
+    except FileNotFoundError:
+        return None
+
+
+def _locked(home: Path) -> AbstractContextManager[None]:
+    return locked(home / "lock", START_TIMEOUT + STOP_TIMEOUT)
 
 
 @contextlib.contextmanager
@@ -163,38 +207,36 @@ def _environment(values: dict[str, str]) -> Generator[None]:
 
 
 def _running_server(home: Path) -> LocalServer | None:
-    try:
-        server = LocalServer(**json.loads((home / "server.json").read_text()))
-    except FileNotFoundError:
-        return None
-    return server if server.comes_up() else None
+    server = LocalServer.known(home)
+    return server if server is not None and server.comes_up() else None
 
 
-def _start_server(home: Path) -> LocalServer:
+def _start_server(home: Path, port: int | None) -> LocalServer:
     _stop_server(home)
-    port = _free_port()
+    port = _checked_port(port)
+    database = os.environ.get(DATABASE_VARIABLE)
+    if database:
+        check_database(database)
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")},
         **SERVER_SETTINGS,
         "PREFECT_HOME": str(home),
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
-        "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home / 'prefect.db'}",
+        "PREFECT_API_DATABASE_CONNECTION_URL": server_url(database)
+        if database
+        else f"sqlite+aiosqlite:///{home / 'prefect.db'}",
     }
     command = [sys.executable, "-m", "uvicorn", "--factory", "deployments.server:create_app"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
     log = home / "server.log"
-    with log.open("ab") as output:
-        # A session of its own, so that Ctrl-C ends the run first and the server after it.
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
-    _started.append(process)
-    server = LocalServer(process.pid, psutil.Process(process.pid).create_time(), environment["PREFECT_API_URL"])
+    process = ProcessId.of(start_process(command, log, environment).pid)
+    server = LocalServer(process, environment["PREFECT_API_URL"])
     # Named before it answers: a run that is killed while it waits leaves no server that nobody knows.
-    _write_whole(home / "server.json", json.dumps(asdict(server)))
+    server.remember(home)
+    write_whole(home / "address", server.api_url)
     if not server.comes_up():
-        process.kill()
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+        end_processes([server.process], timeout=0.0)
+        tail = hide_password(last_lines(log, 15), database)
         raise ServerStartError(f"the Prefect server did not come up; the end of {log}:\n{tail}")
     return server
 
@@ -202,21 +244,10 @@ def _start_server(home: Path) -> LocalServer:
 def _stop_server(home: Path) -> bool:
     """End the server that `server.json` names, with its children, if it still is that process."""
     (home / "keep").unlink(missing_ok=True)
-    try:
-        server = LocalServer(**json.loads((home / "server.json").read_text()))
-    except FileNotFoundError:
+    server = LocalServer.known(home)
+    if server is None or not server.process.running():
         return False
-    if not server.running():
-        return False
-    process = psutil.Process(server.pid)
-    family = [process, *process.children(recursive=True)]
-    process.send_signal(signal.SIGTERM)
-    _, stubborn = psutil.wait_procs(family, timeout=STOP_TIMEOUT)
-    for remaining in stubborn:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            remaining.kill()
-    for handle in _started:
-        handle.poll()  # Takes note that it ended.
+    end_processes([server.process], STOP_TIMEOUT)
     (home / "server.json").unlink(missing_ok=True)
     return True
 
@@ -225,30 +256,23 @@ def _users(home: Path) -> list[int]:
     """Processes that use the server; files of processes that died without leaving are removed."""
     users: list[int] = []
     for file in (home / "users").glob("[0-9]*"):
-        if _is_running(int(file.name), float(file.read_text())):
+        if ProcessId(int(file.name), float(file.read_text())).running():
             users.append(int(file.name))
         else:
             file.unlink(missing_ok=True)
     return users
 
 
-def _is_running(pid: int, started_at: float) -> bool:
-    """Whether the process that began at `started_at` runs; another one may have its id by now."""
-    try:
-        process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - started_at) <= 1.0
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _write_whole(file: Path, text: str) -> None:
-    """Write a file so that whoever is killed in between leaves the old one, or none."""
-    unfinished = file.with_name(f".{file.name}.unfinished")
-    unfinished.write_text(text)
-    unfinished.replace(file)
-
-
-def _free_port() -> int:
+def _checked_port(port: int | None) -> int:
+    """`port` if it can be listened at, or any free one when it is None; raises ValueError."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        # As the server does, so that a port whose last connections are fading away counts as free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port or 0))
+        except OSError as error:
+            raise ValueError(
+                f"port {port} of this machine cannot be used ({error.strerror}); end what listens there, or choose "
+                "another one with --port"
+            ) from None
         return int(probe.getsockname()[1])

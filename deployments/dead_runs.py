@@ -1,0 +1,148 @@
+"""Flow runs whose process on this machine has died without a word, or is to be cancelled and nobody there to do it.
+
+As a rule the Prefect worker that started a process tells its end and cancels it. When that worker has died itself,
+Prefect would show the run as Running, or Cancelling, for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from uuid import UUID
+
+import psutil
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterParentFlowRunId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    TaskRunFilter,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
+    WorkPoolFilter,
+    WorkPoolFilterName,
+)
+from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelled, Crashed, Scheduled
+
+from deployments.flow_processes import flow_processes, forget
+from deployments.pools import POOLS
+from deployments.processes import ProcessId, end_processes
+
+OPEN_STATES = [kind for kind in StateType if kind not in TERMINAL_STATES]
+"""States of what has not ended."""
+REPORT_GRACE = 3.0
+"""Seconds that a Prefect worker has to tell the end of a process by itself."""
+PENDING_GRACE = 60.0
+"""Seconds that a Prefect worker has to make the process of a run that it took."""
+CANCEL_GRACE = 30.0
+"""Seconds that a process has to end after it was asked to; as long as Prefect gives it."""
+
+
+class DeadRuns:
+    """Looks after the flow runs whose processes were started on this machine."""
+
+    def __init__(self) -> None:
+        self._dead_since: dict[UUID, float] = {}
+        self._asked_at: dict[UUID, float] = {}
+
+    async def settle(self, client: PrefectClient, workers: Iterable[ProcessId], grace: float = REPORT_GRACE) -> None:
+        """Look once: tell Prefect of processes that ended, and end cancelled ones that no Prefect worker watches.
+
+        `workers` are the Prefect workers that run; what they watch is theirs, until it has been dead for `grace`.
+        """
+        now, watching = time.monotonic(), {worker.pid for worker in workers if worker.running()}
+        processes = flow_processes()
+        self._dead_since = {run: since for run, since in self._dead_since.items() if run in processes}
+        for run, identity in processes.items():
+            process = identity.find()
+            if process is not None:
+                if _parent(process) not in watching:
+                    await self._cancel_if_wanted(client, run, process, now)
+            elif now - self._dead_since.setdefault(run, now) >= grace:
+                await self._tell_end(client, run, identity)
+
+    async def release_stuck(self, client: PrefectClient) -> None:
+        """Offer runs anew that a Prefect worker took and then died before it made their process."""
+        taken = await client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(
+                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING]))
+            ),
+            work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=list(POOLS))),
+        )
+        processes = flow_processes()
+        for run in taken:
+            age = time.time() - run.state.timestamp.timestamp() if run.state is not None else 0.0
+            if run.id not in processes and age > PENDING_GRACE:
+                await client.set_flow_run_state(run.id, Scheduled(), force=True)
+
+    async def _cancel_if_wanted(self, client: PrefectClient, run: UUID, process: psutil.Process, now: float) -> None:
+        flow_run = await _read(client, run)
+        if flow_run is None or flow_run.state is None or flow_run.state.type != StateType.CANCELLING:
+            return
+        with suppress(psutil.NoSuchProcess):
+            if run not in self._asked_at:
+                self._asked_at[run] = now
+                process.terminate()
+            elif now - self._asked_at[run] > CANCEL_GRACE:
+                process.kill()
+
+    async def _tell_end(self, client: PrefectClient, run: UUID, process: ProcessId) -> None:
+        flow_run = await _read(client, run)
+        asked = self._asked_at.pop(run, None) is not None
+        state = flow_run.state if flow_run is not None else None
+        if flow_run is not None and state is not None:
+            if state.type == StateType.CANCELLING or (asked and not state.is_completed()):
+                await close_run(client, flow_run, Cancelled(message="Cancelled; its Prefect worker had ended."))
+            elif not state.is_final():
+                message = f"Its process {process.pid} on {os.uname().nodename} ended without a word."
+                await close_run(client, flow_run, Crashed(message=message))
+        forget(run)
+
+
+async def close_run(client: PrefectClient, flow_run: FlowRun, state: State) -> None:
+    """Set a flow run and all open flow and task runs below it to a final state."""
+    for child in await _open_children(client, flow_run.id):
+        await close_run(client, child, state)
+    open_tasks = await client.read_task_runs(
+        flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id])),
+        task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=OPEN_STATES))),
+    )
+    for task_run in open_tasks:
+        await client.set_task_run_state(task_run.id, state.fresh_copy(), force=True)
+    await client.set_flow_run_state(flow_run.id, state.fresh_copy(), force=True)
+
+
+def end_flow_processes(timeout: float) -> int:
+    """End all processes of flow runs that were started on this machine and still run; returns how many there were."""
+    running = [process for process in flow_processes().values() if process.running()]
+    end_processes(running, timeout)
+    return len(running)
+
+
+async def _open_children(client: PrefectClient, parent: UUID) -> list[FlowRun]:
+    return await client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(
+            parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[parent]),
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=OPEN_STATES)),
+        )
+    )
+
+
+async def _read(client: PrefectClient, run: UUID) -> FlowRun | None:
+    try:
+        return await client.read_flow_run(run)
+    except ObjectNotFound:
+        return None
+
+
+def _parent(process: psutil.Process) -> int:
+    try:
+        return process.ppid()
+    except psutil.NoSuchProcess:
+        return 0

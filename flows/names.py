@@ -1,0 +1,20 @@
+"""What the control plane calls its things in Prefect: pools, deployments and events."""
+
+ROLLOUT_POOL = "gyre-rollout"
+"""Work pool of the rollout workers; the fleet moves its concurrency limit."""
+LEARNER_POOL = "gyre-learner"
+"""Work pool of training runs, one at a time."""
+CONTROL_POOL = "gyre-control"
+"""Work pool of what is short: resizes, evaluations, recurring jobs."""
+
+DEPLOYMENT = "gyre"
+"""Name of every deployment, after the name of its flow: `train/gyre`."""
+ROLLOUT_DEPLOYMENT = f"rollout_worker/{DEPLOYMENT}"
+"""A rollout worker."""
+RESIZE_DEPLOYMENT = f"resize/{DEPLOYMENT}"
+"""One pass of the reconciler."""
+TRAIN_DEPLOYMENT = f"train/{DEPLOYMENT}"
+"""A training run."""
+
+SCALE_REQUESTED = "gyre.scale.requested"
+"""Event of a scaling decision; its payload holds `run`, `storage` and `decision`, the parameters of `resize`."""
