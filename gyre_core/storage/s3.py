@@ -92,8 +92,9 @@ class S3Storage(Storage):
             yield path
 
     def list(self, folder: str = "") -> list[str]:
-        keys = self._keys(folder, Delimiter="/")
-        return sorted(key for key in keys if not key.rpartition("/")[2].startswith(".") and not key.endswith("/"))
+        # A service may list the folder itself, as an object with no name of its own.
+        last_parts = ((key, key.rpartition("/")[2]) for key in self._keys(folder, Delimiter="/"))
+        return sorted(key for key, last in last_parts if last and not last.startswith("."))
 
     def folders(self, folder: str = "") -> list[str]:
         # From the objects below: services that keep folders of their own go on listing those that are empty.

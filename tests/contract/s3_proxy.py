@@ -20,12 +20,13 @@ class Fault:
 
     `lose_reply` passes the request on and closes the connection in place of an answer; `cut` sends half of the
     answer's body; `rival` calls `act` before it passes the request on; `short_pages` makes the service list two names
-    at a time. Of the others the service hears nothing: a number is an answer with that status, `stall` is none.
+    at a time; `unconditional` takes the condition off a write (services that check signatures refuse that). Of the
+    others the service hears nothing: a number is an answer with that status, `stall` is none.
     """
 
     method: str
     target: str
-    action: Literal["lose_reply", "cut", "rival", "short_pages", "stall"] | int
+    action: Literal["lose_reply", "cut", "rival", "short_pages", "stall", "unconditional"] | int
     times: int = 1
     act: Callable[[], object] = lambda: None
     met: int = field(default=0, init=False)
@@ -75,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault and action == "rival":
             fault.act()
-        status, headers, answer = self._pass_on(body, "&max-keys=2" if action == "short_pages" else "")
+        status, headers, answer = self._pass_on(body, action)
         if action == "lose_reply":
             self.proxy.answered.append((self.command, self.path, 0))
             self.close_connection = True
@@ -84,8 +85,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _handle  # noqa: N815
 
-    def _pass_on(self, body: bytes, query: str) -> tuple[int, list[tuple[str, str]], bytes]:
-        headers = {name: value for name, value in self.headers.items() if name.lower() not in ("expect", "connection")}
+    def _pass_on(self, body: bytes, action: str | None) -> tuple[int, list[tuple[str, str]], bytes]:
+        query = "&max-keys=2" if action == "short_pages" else ""
+        dropped = {"expect", "connection"} | ({"if-none-match"} if action == "unconditional" else set())
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
         connection = http.client.HTTPConnection(self.proxy.service, timeout=30)
         try:
             connection.request(self.command, self.path + query, body, headers)

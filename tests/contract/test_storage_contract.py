@@ -14,7 +14,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from gyre_core.storage import LocalStorage, OutOfSpaceError, open_storage
+from gyre_core.storage import LocalStorage, OutOfSpaceError, exercise_storage, open_storage
 
 WRITERS = Path(__file__).with_name("storage_writers.py")
 ROOT = Path(__file__).parents[2]
@@ -134,9 +134,17 @@ def test_listing_is_sorted_flat_and_fresh(storage):
 
 
 def test_a_child_is_the_folder(storage):
-    storage.child("f").create("a", b"x")
+    child = storage.child("f")
+    child.create("a", b"x")
     assert storage.read("f/a") == b"x"
-    assert storage.child("f").list() == ["a"]
+    assert child.list() == ["a"]
+    child.delete("a")
+    assert child.list() == storage.list("f") == child.folders() == []
+
+
+def test_the_promises_are_tried_and_nothing_is_left(storage):
+    assert exercise_storage(storage.child("f")) > 0
+    assert storage.list("f") == []
 
 
 @pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "../a", "a/../b", "a/.hidden", "."])

@@ -9,9 +9,8 @@ from training_configs import tiny_config
 from gyre_core.config.sections import ModelsConfig, TinyModelConfig
 from gyre_core.engines.transformers_engine import TransformersEngine
 from gyre_core.policy.models import copy_policy, load_policy, save_policy
-from gyre_core.storage import LocalStorage, MemoryStorage
 from gyre_core.training import build
-from gyre_core.training.preflight import exercise_storage, installed_versions, preflight, run_preflight
+from gyre_core.training.preflight import installed_versions, preflight, run_preflight
 
 
 async def verdicts_of(config):
@@ -175,19 +174,6 @@ async def test_data_is_counted(tmp_path):
     assert verdicts["prompts"].evidence == (
         "4 prompts to train on; 1 dropped as longer than 6 tokens; 1 that repeat another"
     )
-
-
-class ForgetfulStorage(LocalStorage):
-    """Lets a second writer take a name, as a storage without exclusive creation does."""
-
-    def create(self, name, data):
-        self.replace(name, data)
-
-
-def test_a_storage_without_exclusive_creation_is_named(tmp_path):
-    with pytest.raises(RuntimeError, match="second writer"):
-        exercise_storage(ForgetfulStorage(tmp_path))
-    assert exercise_storage(MemoryStorage("preflight-probe")) > 0
 
 
 def test_the_installed_packages_meet_the_requirements():

@@ -1,0 +1,81 @@
+"""A run whose data lies on S3 learns what it learns on a disk, resumes there, and tells nobody its secrets."""
+
+import json
+
+import pytest
+from prefect import get_client
+from safetensors.torch import load_file
+from tiny_runs import EVERY_STEP, opened_runs, outcome, take_steps, tiny_config
+
+from blocks.storage import S3Access, load_access
+from flows.evaluate import evaluate_newest
+from flows.train import train
+from gyre_core.checkpoint.store import CheckpointStore
+from gyre_core.training.build import open_run
+from gyre_core.training.export import export_run
+from gyre_core.training.preflight import preflight
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+@pytest.fixture
+async def block(seaweedfs):
+    """The name of a Prefect block with the access to SeaweedFS."""
+    options = seaweedfs.options
+    access = S3Access(endpoint=options.endpoint, access_key_id=options.access_key, secret_access_key=options.secret_key)
+    await access.asave("seaweedfs-of-tests", overwrite=True)
+    return "seaweedfs-of-tests"
+
+
+def texts_below(folder):
+    return [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+
+
+async def test_a_run_on_s3_equals_one_on_a_disk_and_so_does_one_that_resumes(
+    tmp_path, monkeypatch, seaweedfs, block, reference
+):
+    config = tiny_config(tmp_path / "flow", storage={"url": seaweedfs.url, "block": block})
+    with opened_runs(monkeypatch) as runs:
+        state = await train(config, return_state=True)
+    assert state.is_completed()
+    (whole,) = runs
+    outcome(whole).assert_equals(reference)
+    assert whole.storage.url.startswith(f"s3://gyre-tests/{config.storage.url[-32:]}/{whole.key}?block=")
+    assert CheckpointStore(whole.storage, keep=2).steps() == [3]
+    assert not (whole.folder.path / "pool").exists()
+    async with get_client() as client:
+        flow_run = await client.read_flow_run(state.state_details.flow_run_id)
+    secret = seaweedfs.options.secret_key
+    assert secret not in json.dumps(flow_run.parameters, default=str)
+    assert not any(secret.encode() in text for text in texts_below(tmp_path))
+
+    config = tiny_config(tmp_path / "resumed", storage={"url": seaweedfs.url, "block": block}, checkpoint=EVERY_STEP)
+    await load_access(block)
+    first = await open_run(config)
+    await take_steps(first, last=2)
+    await first.close()
+    with opened_runs(monkeypatch) as runs:
+        await train(config, resume=True)
+    (resumed,) = runs
+    assert (resumed.epoch, resumed.step) == (2, 3)
+    outcome(resumed).assert_equals(reference)
+
+
+async def test_preflight_evaluation_and_export_read_what_a_run_left_on_s3(tmp_path, monkeypatch, moto):
+    for name, value in moto.environment().items():
+        monkeypatch.setenv(name, value)
+    config = tiny_config(tmp_path, experiment={"steps": 1}, data={"evaluation_size": 4}, storage={"url": moto.url})
+    verdicts = {verdict.name: verdict for verdict in await preflight(config)}
+    assert not [verdict for verdict in verdicts.values() if verdict.outcome == "fail"]
+    assert "refused to a second writer" in verdicts["storage"].evidence
+    assert "disk" not in verdicts
+    assert moto.storage(config.storage.url).folders() == []
+    with opened_runs(monkeypatch) as runs:
+        key = await train(config)
+    (run,) = runs
+    figures = await evaluate_newest(key, str(tmp_path))
+    assert f"version        {run.version}" in figures
+    exported = load_file(export_run(key, str(tmp_path), str(tmp_path / "exported")) / "model.safetensors")
+    published = run.chain.load(run.version)
+    assert exported
+    assert all(tensor.equal(published[name]) for name, tensor in exported.items())
