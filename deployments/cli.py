@@ -22,6 +22,7 @@ from gyre_core.config.runnable import refuse_unbuilt
 from gyre_core.config.suggestions import suggest_key
 from gyre_core.config.template import TEMPLATE
 from gyre_core.rewards.values import RewardError
+from gyre_core.storage import StorageError
 
 
 def _version() -> str:
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(_explain_usage(error))
     except (ValueError, FileNotFoundError, FileExistsError) as error:
         return _complain(str(error))
-    except RewardError as error:
+    except (RewardError, StorageError) as error:
         print(error, file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
@@ -132,8 +133,10 @@ def preflight(*, config: ConfigFile, overrides: Sequence[tuple[str, str]]) -> in
     """Check engine, models, rewards, storage and disk by a short generation, before any training."""
     settings = load_config(config, overrides)
     refuse_unbuilt(settings)
+    from deployments.storage_access import load_storage_access
     from gyre_core.training.preflight import run_preflight
 
+    load_storage_access(settings)
     return run_preflight(settings)
 
 
@@ -154,8 +157,11 @@ def init(directory: Annotated[Path, Parameter(help="Folder for gyre.yaml; made i
 @app.command
 def evaluate(run: Run, /, *, output: Output = "runs") -> int:
     """Evaluate a run's newest policy on its held-out prompts."""
+    from deployments.storage_access import load_storage_access
     from gyre_core.training.evaluate_run import evaluate_run
+    from gyre_core.training.run_folder import RunFolder
 
+    load_storage_access(RunFolder.find(run, output).config())
     print(evaluate_run(run, output))
     return 0
 
@@ -172,8 +178,11 @@ def export(
     output: Output = "runs",
 ) -> int:
     """Write a run's newest policy as a Hugging Face folder, or its adapters in PEFT's format."""
+    from deployments.storage_access import load_storage_access
     from gyre_core.training.export import export_adapter, export_run
+    from gyre_core.training.run_folder import RunFolder
 
+    load_storage_access(RunFolder.find(run, output).config())
     print(export_adapter(run, output, to) if adapter else export_run(run, output, to))
     return 0
 

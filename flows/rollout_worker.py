@@ -12,11 +12,11 @@ import prefect.runtime.flow_run
 import psutil
 from prefect import flow, tags
 
+from blocks.storage import open_data_storage
 from gyre_core.cluster.fleet import worker_name
 from gyre_core.rollout.build import open_worker, read_config
 from gyre_core.rollout.serving import ClaimedRequest
 from gyre_core.rollout.work import RolloutWorker
-from gyre_core.storage import open_storage
 from tasks.generate import generate
 from tasks.score import score
 
@@ -30,7 +30,7 @@ async def rollout_worker(run: str, storage: str, slot: int, generation: int, sta
     """
     name = worker_name(slot, generation)
     token = f"{name} {platform.node()}-{os.getpid()}-{secrets.token_hex(4)}"
-    data = open_storage(storage)
+    data = await open_data_storage(storage)
     config = await asyncio.to_thread(read_config, data)
     worker = RolloutWorker(
         name,

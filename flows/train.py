@@ -16,6 +16,7 @@ from prefect import flow, tags
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
 
+from blocks.storage import load_access
 from flows.artifacts import RunArtifacts
 from flows.evaluate import evaluate
 from flows.rl_step import rl_step
@@ -46,6 +47,7 @@ async def train(config: GyreConfig, run_id: str | None = None, resume: bool = Fa
     fails in a step for good leaves a checkpoint to resume from; the last two raise.
     """
     refuse_unbuilt(config)
+    await load_access(config.storage.block)
     run = await open_run(config, run_id=run_id, resume=resume)
     try:
         with tags(run.key, *config.experiment.tags):

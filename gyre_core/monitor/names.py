@@ -136,6 +136,12 @@ _PERFORMANCE = (
     Metric("perf/padding_share", "share", "Padding among the token slots of the update's forward passes."),
     Metric("perf/peak_memory_bytes", "bytes", "Largest resident memory of the train process so far."),
     Metric(
+        "storage/repeated",
+        "requests",
+        "Requests to a storage on S3 that were made again since the process began: throttled, in conflict, failed or "
+        "unanswered.",
+    ),
+    Metric(
         "time/step",
         "seconds",
         "From the end of the step before (at the first, its own start) to the step's end, without evaluation and "

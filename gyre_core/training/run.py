@@ -272,6 +272,7 @@ class TrainingRun:
             "time/wait_for_batch": result.waited,
             **throughput_metrics(result.samples, result.completion_tokens, seconds),
             "perf/peak_memory_bytes": float(peak_memory_bytes()),
+            "storage/repeated": float(sum(self.storage.repeated().values())),
         }
         for alarm in self.alarms.observe(step, metrics):
             logger.warning("alarm %s at step %d: %s; %s", alarm.name, alarm.step, alarm.sentence, alarm.remedy)
