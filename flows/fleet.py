@@ -205,8 +205,9 @@ class PrefectFleet:
 
 async def reconcile_once(key: str, storage: Storage) -> FleetPlan:
     """Bring the workers of a run to what its owner wants, from what lies in its storage; returns what was done."""
-    target = read_target(storage)
-    return await PrefectFleet(key, storage, current_epoch(storage), drain_timeout=float("inf")).reconcile(target)
+    target = await asyncio.to_thread(read_target, storage)
+    epoch = await asyncio.to_thread(current_epoch, storage)
+    return await PrefectFleet(key, storage, epoch, drain_timeout=float("inf")).reconcile(target)
 
 
 def request_scale(key: str, storage: Storage, target: Target) -> None:

@@ -17,6 +17,7 @@ from deployments import pools
 from deployments.deploy import register
 from deployments.flow_processes import flow_processes
 from deployments.local import LocalServer, server_home
+from deployments.platform import stop_platform
 from deployments.platform_state import PlatformState
 from deployments.processes import ProcessId
 
@@ -33,7 +34,7 @@ def own_home(home, tmp_path, monkeypatch):
     """A `GYRE_HOME` of one test; what it leaves running is ended."""
     monkeypatch.setenv("GYRE_HOME", str(tmp_path / "home"))
     yield tmp_path / "home"
-    gyre("down")
+    stop_platform()
 
 
 def command(*arguments):
