@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from s3_proxy import faulty_proxy
-from s3_servers import BUCKET
+from s3_servers import BUCKET, free_ports
 
 from gyre_core.cluster.claims import claim
-from gyre_core.storage import StorageError, open_storage, s3, s3_client
+from gyre_core.storage import S3Options, StorageError, open_storage, s3, s3_client
 from gyre_core.storage.s3 import S3Storage
 from gyre_core.storage.s3_client import S3Client
 from gyre_core.storage.s3_options import s3_url
@@ -167,6 +167,37 @@ def test_a_service_that_takes_requests_and_never_answers_is_given_up(server, mon
         proxy.add("GET", "/a", "stall", times=10_000)
         with pytest.raises(StorageError, match=f"/a: {address} did not answer within 0.5 s"):
             storage.read("a")
+
+
+def test_pauses_between_tries_are_drawn_below_a_bound_that_doubles(monkeypatch):
+    """Of 2,000 draws below 0.2, 0.4 … 5 s, the mean is half the bound, within five standard errors."""
+    (port,) = free_ports(1)
+    client = S3Client(S3Options(f"http://127.0.0.1:{port}", "us-east-1", "key", "secret"), patience=1e9)
+    pauses: list[float] = []
+
+    def note(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 8:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(s3_client.time, "sleep", note)
+    monkeypatch.setattr(client._files, "send", refuse)
+    drawn = []
+    for _ in range(2000):
+        pauses.clear()
+        with pytest.raises(KeyboardInterrupt):
+            client.call("head_object", {"Bucket": "bucket", "Key": "a"})
+        drawn.append(tuple(pauses))
+    for bound, column in zip((0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0), zip(*drawn, strict=True), strict=True):
+        assert min(column) >= 0.0
+        assert max(column) <= bound
+        error = bound / 12**0.5 / len(column) ** 0.5
+        assert sum(column) / len(column) == pytest.approx(bound / 2, abs=5 * error)
+    assert client.repeated == {"unreachable": 16_000}
+
+
+async def refuse(operation, arguments):
+    raise TimeoutError
 
 
 def test_an_upload_that_is_killed_before_its_end_leaves_nothing_visible(server, faulty):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from gyre_processes import GyreProcess
 from prefect import get_client
 from safetensors.torch import load_file
 from tiny_runs import EVERY_STEP, opened_runs, outcome, take_steps, tiny_config
@@ -79,3 +80,28 @@ async def test_preflight_evaluation_and_export_read_what_a_run_left_on_s3(tmp_pa
     published = run.chain.load(run.version)
     assert exported
     assert all(tensor.equal(published[name]) for name, tensor in exported.items())
+
+
+async def test_a_command_in_a_process_of_its_own_loads_the_block(tmp_path, prefect_server, seaweedfs, block):
+    config = tiny_config(tmp_path, experiment={"steps": 1}, storage={"url": seaweedfs.url, "block": block})
+    key = await train(config)
+    export = ("export", key, "--output", str(tmp_path), "--to", str(tmp_path / "exported"))
+    process = GyreProcess(tmp_path / "log", *export, api_url=prefect_server)
+    assert process.wait() == 0, process.output
+    assert (tmp_path / "exported" / "model.safetensors").exists()
+
+
+async def test_a_block_that_is_not_there_is_named_before_anything_is_made(tmp_path):
+    config = tiny_config(tmp_path / "runs", storage={"url": "s3://bucket/x", "block": "nobodys"})
+    state = await train(config, return_state=True)
+    with pytest.raises(ValueError, match=r"^storage\.block: Prefect has no block gyre-s3-access/nobodys"):
+        await state.aresult()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_block_shows_no_secret():
+    access = S3Access(access_key_id="key", secret_access_key="secret-5", session_token="token-5")
+    for text in (repr(access), str(access), access.model_dump_json()):
+        assert "secret-5" not in text
+        assert "token-5" not in text
+    assert (access.options().secret_key, access.options().session_token) == ("secret-5", "token-5")
