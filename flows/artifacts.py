@@ -16,6 +16,7 @@ from prefect.artifacts import (
 
 from gyre_core.monitor.metrics import read_metrics
 from gyre_core.monitor.report import curves_png, metrics_table
+from gyre_core.training.remote import workers_table
 from gyre_core.training.run import TrainingRun
 
 
@@ -43,6 +44,14 @@ class RunArtifacts:
         await acreate_table_artifact(
             metrics_table(rows), key=f"steps-{self._key}", description=f"The last steps of {run.key}"
         )
+        if run.remote is not None:
+            view = run.remote.view()
+            decisions = "\n".join(f"- {line}" for line in view["decisions"]) or "- none yet"
+            await acreate_table_artifact(
+                workers_table(view),
+                key=f"workers-{self._key}",
+                description=f"Rollout workers of {run.key}; {view['wanted']} wanted. Latest decisions:\n\n{decisions}",
+            )
         picture = base64.b64encode(await asyncio.to_thread(curves_png, rows)).decode()
         await acreate_image_artifact(
             f"data:image/png;base64,{picture}", key=f"curves-{self._key}", description=f"Curves of {run.key}"

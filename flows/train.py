@@ -30,8 +30,8 @@ from gyre_core.training.run import RunFailedError, RunStoppedError, TrainingRun
 
 logger = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT = 60.0
-"""Seconds for which a flow is opened again while the Prefect server refuses connections."""
+CONNECT_TIMEOUT = 600.0
+"""Seconds for which a flow is opened again while the Prefect server is away."""
 
 
 def _flow_run_name() -> str:
@@ -189,9 +189,9 @@ class _Training:
 
 
 async def _opening(call: Callable[[], Coroutine[Any, Any, object]]) -> None:
-    """Run a subflow; while the Prefect server refuses connections, open it again.
+    """Run a subflow; while the Prefect server is away, open it again.
 
-    A client that never connected does not retry by itself. Steps and evaluations that were done before answer at
+    A client that never connected does not retry by itself, and one that did gives up before a server is back. Steps and evaluations that were done before answer at
     once, so that calling them again is safe.
     """
     deadline = time.monotonic() + CONNECT_TIMEOUT
@@ -199,10 +199,10 @@ async def _opening(call: Callable[[], Coroutine[Any, Any, object]]) -> None:
         try:
             await call()
             return
-        except httpx.ConnectError:
+        except httpx.TransportError as error:
             if time.monotonic() > deadline:
                 raise
-            logger.warning("the Prefect server refuses connections; trying again")
+            logger.warning("the Prefect server is away (%r); trying again", error)
             await asyncio.sleep(1.0)
 
 

@@ -14,7 +14,6 @@ from prefect.exceptions import ObjectNotFound
 
 from flows.fleet import PrefectFleet, Sign, request_scale
 from flows.names import ROLLOUT_DEPLOYMENT
-from gyre_core.cluster.fleet import write_target
 from gyre_core.cluster.planning import FleetPlan
 from gyre_core.cluster.registry import RegisteredWorker
 from gyre_core.elastic.scaler import Decision
@@ -70,7 +69,6 @@ class _Workers:
 
     async def keep_reconciled(self) -> None:
         """Bring the workers to the target again and again."""
-        await self._publish_target()
         while True:
             plan = await self._reconcile()
             if plan is not None and plan.given_up and not self._any_lives():
@@ -85,12 +83,11 @@ class _Workers:
         """Decide every `elastic.scale_interval` how many workers are wanted."""
         while True:
             await asyncio.sleep(self._run.config.elastic.scale_interval)
-            before = self._scaling.target
+            before = self._remote.target
             decision = await self._run.in_order(self._scaling.decide)
             self._tell(decision)
-            if self._scaling.target != before:
-                await self._publish_target()
-                request_scale(self._run.key, self._run.storage, self._scaling.target)
+            if self._remote.target != before:
+                request_scale(self._run.key, self._run.storage, self._remote.target)
 
     async def end(self) -> None:
         """Tell the workers that the run has ended, wait for them, and cancel those that stay."""
@@ -103,15 +100,11 @@ class _Workers:
         except httpx.HTTPError as error:
             logger.warning("the rollout workers' flow runs could not be followed to their end: %s", error)
 
-    async def _publish_target(self) -> None:
-        self._remote.wanted = self._scaling.target.workers
-        await asyncio.to_thread(write_target, self._run.storage, self._scaling.target)
-
     async def _reconcile(self) -> FleetPlan | None:
         """One pass; None while Prefect or the storage is away, which is told once."""
         signs = {worker.beat.worker: _sign(worker) for worker in self._remote.registry.workers}
         try:
-            plan = await self._fleet.reconcile(self._scaling.target, signs)
+            plan = await self._fleet.reconcile(self._remote.target, signs)
         except ObjectNotFound as error:
             raise WorkersFailedError(
                 f"the Prefect server knows no deployment {ROLLOUT_DEPLOYMENT}, of which rollout workers are made; run "

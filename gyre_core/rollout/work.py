@@ -1,7 +1,8 @@
 """The life of a rollout worker: take open requests, answer them, and go when asked or when nobody owns the run.
 
 1. Requests are taken oldest first, those of the owner's epoch alone, and only while the engine has places free: one
-   that could not begin at once is better left to another worker.
+   that could not begin at once is better left to another worker. Nor does a worker generate for more than its share,
+   the open requests divided by the workers that the run wants, or the others would stand idle beside it.
 2. Requests of one policy version generate side by side; while one is scored and committed, the next generates.
 3. An attempt that fails is reported with its error, and the owner issues another. After `FAILURES_IN_A_ROW` without
    an answer in between, the worker itself is taken for broken and ends with the last error.
@@ -15,15 +16,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import platform
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from gyre_core.cluster.claims import Failure, claims, failures, report_failure
-from gyre_core.cluster.fleet import clear_flags, drain_requested, promoted
+from gyre_core.cluster.fleet import clear_flags, drain_requested, promoted, read_target
 from gyre_core.cluster.heartbeat import OwnerWatch, WorkerBeat, WorkerState, worker_heart
 from gyre_core.cluster.requests import read_request
 from gyre_core.config.sections import RolloutConfig
@@ -173,8 +175,8 @@ class RolloutWorker:
         stats = worker.engine.stats()
         return stats.queued == 0 and 0 < stats.in_flight <= self._config.sequences_in_flight // 2
 
-    def _generating(self) -> bool:
-        return any(not held.completions for held in self._held.values())
+    def _generating(self) -> int:
+        return sum(not held.completions for held in self._held.values())
 
     async def _take(self, worker: Worker, answer: Answer) -> bool:
         """Claim the next request and begin with it; False when there is none for this worker."""
@@ -193,8 +195,10 @@ class RolloutWorker:
         return True
 
     async def _claim_next(self, worker: Worker) -> ClaimedRequest | None:
-        attempts = await asyncio.to_thread(_unclaimed, self._storage)
-        for request_id, attempt in attempts:
+        queue = await asyncio.to_thread(_look_at_queue, self._storage)
+        if self._generating() >= max(1, math.ceil(queue.open / queue.workers)):
+            return None
+        for request_id, attempt in queue.unclaimed:
             try:
                 request = await asyncio.to_thread(read_request, self._storage, request_id, attempt)
             except FileNotFoundError:  # The owner closed its step meanwhile.
@@ -266,11 +270,18 @@ class RolloutWorker:
         )
 
 
-def _unclaimed(storage: Storage) -> list[tuple[str, int]]:
-    """Open attempts that nobody has claimed, oldest request first."""
+@dataclass(frozen=True, slots=True)
+class _Queue:
+    open: int
+    """Requests without a segment, claimed ones included."""
+    unclaimed: list[tuple[str, int]]
+    """Their attempts that nobody has claimed, oldest request first."""
+    workers: int
+    """Workers that the run wants."""
+
+
+def _look_at_queue(storage: Storage) -> _Queue:
     taken = claims(storage) | failures(storage)
-    return [
-        (request_id, attempt)
-        for request_id, attempt in open_requests(storage).items()
-        if f"{request_id}.{attempt}" not in taken
-    ]
+    attempts = open_requests(storage)
+    unclaimed = [(name, attempt) for name, attempt in attempts.items() if f"{name}.{attempt}" not in taken]
+    return _Queue(len(attempts), unclaimed, read_target(storage).workers)

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from gyre_core.cluster.fleet import Target, write_target
 from gyre_core.cluster.heartbeat import OwnerBeat, WorkerBeat, owner_heart
-from gyre_core.cluster.registry import RegisteredWorker, Registry
+from gyre_core.cluster.registry import Registry
 from gyre_core.config.sections import RolloutConfig
 from gyre_core.rollout.dispatch import Dispatcher
 from gyre_core.storage import Storage
@@ -55,8 +56,10 @@ class RemoteRollout:
         self.registry = Registry(storage, config.heartbeat_timeout, config.start_timeout)
         self.dispatcher = Dispatcher(storage, self.registry, timeout=config.heartbeat_timeout, attempts=config.attempts)
         self.totals = WorkTotals()
-        self.wanted = config.worker_count
-        """Workers that the run wants, spares left out."""
+        self.target = Target(config.worker_count, config.standby)
+        """How many workers the run wants."""
+        self.most_queued = 0
+        """The most requests that nobody had claimed, since the scaling law last asked."""
         self.decisions: list[str] = []
         """What was decided about the number of workers, and why; newest last."""
         self._storage = storage
@@ -66,8 +69,14 @@ class RemoteRollout:
         self._heart = owner_heart(storage, config.heartbeat_timeout, lambda: OwnerBeat(epoch, step(), self._ended))
         self._task: asyncio.Task[None] | None = None
 
+    def want(self, target: Target) -> None:
+        """Publish how many workers the run wants from now on."""
+        self.target = target
+        write_target(self._storage, target)
+
     def start(self) -> None:
         """Give the first sign of life and begin to look after the queue; called in the event loop of the run."""
+        self.want(self.target)
         self._heart.start()
         self._task = asyncio.create_task(self._keep_looking(), name="dispatcher")
 
@@ -87,7 +96,7 @@ class RemoteRollout:
             "workers": self.registry.count(("ready",)),
             "workers_starting": self.registry.count(("starting",)),
             "standby": self.registry.count(("standby",)),
-            "wanted": self.wanted,
+            "wanted": self.target.workers,
             "open_requests": len(self.dispatcher.open),
             "reissued": self.dispatcher.reissued,
         }
@@ -98,6 +107,7 @@ class RemoteRollout:
     def look(self) -> None:
         """Look at the queue and the workers once."""
         self.dispatcher.tick()
+        self.most_queued = max(self.most_queued, self.dispatcher.queued)
         for worker in self.registry.workers:
             self._count(worker.beat)
 
@@ -107,7 +117,7 @@ class RemoteRollout:
             try:
                 await asyncio.to_thread(self.look)
                 if looks % LOOKS_PER_VIEW == 0:
-                    await asyncio.to_thread(self._storage.replace, VIEW, json.dumps(self._view()).encode())
+                    await asyncio.to_thread(self._storage.replace, VIEW, json.dumps(self.view()).encode())
                 failing = False
             except OSError as error:
                 if not failing:
@@ -124,8 +134,10 @@ class RemoteRollout:
         self.totals.ready_seconds += beat.ready_seconds - (last.ready_seconds if last else 0.0)
         self._counted[beat.token] = beat
 
-    def _view(self) -> dict[str, Any]:
+    def view(self) -> dict[str, Any]:
+        """The workers, the queue and the latest decisions, as JSON values."""
         return {
+            "wanted": self.target.workers,
             "workers": [
                 {**asdict(worker.beat), "phase": worker.phase, "silent_seconds": worker.silent_seconds}
                 for worker in self.registry.workers
@@ -145,12 +157,21 @@ def read_view(storage: Storage) -> Mapping[str, Any] | None:
         return None
 
 
-def rate(worker: RegisteredWorker) -> float | None:
-    """Tokens per second of a worker while it generates; None before it did."""
-    beat = worker.beat
-    return beat.tokens / beat.busy_seconds if beat.busy_seconds > 0.0 else None
-
-
-def live(workers: Iterable[RegisteredWorker]) -> list[RegisteredWorker]:
-    """Those that take requests."""
-    return [worker for worker in workers if worker.phase == "ready"]
+def workers_table(view: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The workers of a view for people, one row each."""
+    return [
+        {
+            "worker": worker["worker"],
+            "state": worker["phase"],
+            "policy version": worker["version"],
+            "tokens/s": f"{worker['tokens'] / worker['busy_seconds']:,.0f}" if worker["busy_seconds"] else "",
+            "requests": ", ".join(worker["in_flight"]),
+            "served": str(worker["served"]),
+            "failures": str(worker["failures"]),
+            "last heartbeat": f"{worker['silent_seconds']:.0f} s ago",
+            "start": ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in worker["start"].items()),
+            "where": f"{worker['host']}, process {worker['pid']}",
+            "last error": worker["last_error"],
+        }
+        for worker in view["workers"]
+    ]

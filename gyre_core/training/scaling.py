@@ -20,18 +20,16 @@ SPREAD_WINDOW = 20
 
 
 class Scaling:
-    """Reads the signals of an interval and keeps the run's target."""
+    """Reads the signals of an interval and moves the number of workers that the run wants."""
 
     def __init__(self, run: TrainingRun, remote: RemoteRollout) -> None:
         """Goes on from `run.scaling_state`, which a checkpoint may have brought."""
-        rollout = run.config.rollout
         self._run = run
         self._remote = remote
         self._scaler = Scaler(run.config)
-        self.target = Target(rollout.worker_count, rollout.standby, reason="worker_count")
         if run.scaling_state:
             self._scaler.load_state(run.scaling_state["scaler"])
-            self.target = Target(**run.scaling_state["target"])
+            remote.want(Target(**run.scaling_state["target"]))
         self._last = time.monotonic()
         self._totals = WorkTotals()
         self._rates: dict[str, tuple[int, float]] = {}
@@ -46,17 +44,17 @@ class Scaling:
         signals = self._read(now - self._last)
         decision = self._scaler.decide(signals, now - self._last)
         self._last = now
-        if decision.wanted != self.target.workers:
-            self.target = Target(
-                decision.wanted, self.target.standby, self.target.decision + 1, " ".join(decision.reasons)
-            )
+        target = self._remote.target
+        if decision.wanted != target.workers:
+            reason = " ".join(decision.reasons)
+            self._remote.want(replace(target, workers=decision.wanted, decision=target.decision + 1, reason=reason))
         self._keep()
         return decision
 
     def _keep(self) -> None:
         self._run.scaling_state = {
             "scaler": self._scaler.state(),
-            "target": asdict(self.target),
+            "target": asdict(self._remote.target),
         }
 
     def _read(self, seconds: float) -> Signals:
@@ -66,6 +64,7 @@ class Scaling:
         tokens, waited = run.tokens_consumed, run.learner_waited()
         consumed, self._tokens = tokens - self._tokens, tokens
         wait, self._waited = waited - self._waited, waited
+        queued, remote.most_queued = remote.most_queued, 0
         live = remote.registry.count(("ready",))
         starts = [
             sum(worker.beat.start.values()) for worker in remote.registry.workers if "first_token" in worker.beat.start
@@ -77,14 +76,14 @@ class Scaling:
             produced=done.tokens / seconds,
             consumed=consumed / seconds,
             worker_rate=self._worker_rate(),
-            queued=remote.dispatcher.queued,
+            queued=queued,
             learner_wait=min(1.0, max(0.0, wait / seconds)),
             worker_idle=done.idle_share,
             stale_share=last.get("experience/stale_share", 0.0),
             loss_spread_growth=spread_growth([result.metrics.get("loss") for result in run.results.values()]),
             start_seconds=statistics.median(starts) if starts else None,
             live=live,
-            starting=max(0, self.target.workers - live),
+            starting=max(0, self._remote.target.workers - live),
             draining=remote.registry.count(("draining",)),
         )
 

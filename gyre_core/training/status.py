@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from gyre_core.monitor.metrics import StepMetrics, read_metrics
 from gyre_core.rollout.shared import CONFIG
-from gyre_core.training.run_folder import RunFolder
+from gyre_core.training.remote import read_view, workers_table
+from gyre_core.training.run_folder import RunFolder, run_storage
 
 _SHOWN = ("reward", "reward_std", "kl", "entropy", "completions/mean_length", "perf/throughput", "time/step")
 
@@ -23,10 +25,8 @@ def describe_runs(output: str, run: str | None = None) -> str:
     folders = [RunFolder(file.parent) for file in sorted(Path(output).glob(f"*/*/{CONFIG}"))]
     if not folders:
         return f"no runs under {Path(output)}"
-    rows = [("run", "status", "steps", "reward", "last step"), *(_row(folder) for folder in folders)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        _columns([("run", "status", "steps", "reward", "last step"), *(_row(folder) for folder in folders)])
     )
 
 
@@ -70,7 +70,26 @@ def _describe(folder: RunFolder) -> str:
     lines += [f"alarm   {alarm['name']} since step {alarm['step']}: {alarm['sentence']}" for alarm in alarms]
     if error := summary.get("error"):
         lines.append(f"error   {error}")
-    return "\n".join(lines)
+    view = read_view(run_storage(folder.config(), folder))
+    return "\n".join([*lines, *(_describe_workers(view) if view is not None else ())])
+
+
+def _describe_workers(view: Mapping[str, Any]) -> list[str]:
+    """The scheduler's table: the workers as their owner saw them last, its queue, and its decisions."""
+    lines = [
+        f"workers {view['wanted']} wanted; {view['open_requests']} requests open, {view['queued_requests']} of them "
+        f"unclaimed; {view['reissued']} attempts given to another worker"
+    ]
+    rows = workers_table(view)
+    if rows:
+        lines += [f"        {line}" for line in _columns([tuple(rows[0]), *(tuple(row.values()) for row in rows)])]
+    return lines + [f"scaled  {line}" for line in view["decisions"]]
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows with their cells below each other."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _last_step(folder: RunFolder) -> StepMetrics | None:

@@ -23,8 +23,9 @@ class ExperienceConfig(Section):
     """Age in seconds at which a sample is dropped; priority decays on the way."""
     priority_alpha: NonNegativeFloat = 0.6
     """Exponent of the priority; 0 draws evenly."""
-    max_uses: PositiveInt = 2
-    """How often a group may be trained on."""
+    max_uses: PositiveInt = 1
+    """How often a group may be trained on. A step draws as many groups as it asks for, so that with 2 and more those
+    that are drawn again leave fresh ones behind, which grow old: for data that is dear."""
     fresh_share: Fraction = 0.5
     """Share of a draw, at the least, that was never trained on, as long as there is that much."""
     max_prompt_share: PositiveFraction = 0.25

@@ -95,7 +95,7 @@ def test_plain_settings_have_no_notes():
     [
         ({"rollout": {"min_worker": 2, "worker_count": 4}}, ["rollout.min_worker, rollout.worker_count: ", "inline"]),
         (
-            {"experience": {"max_uses": 1, "priority_alpha": 0.5}},
+            {"experience": {"max_uses": 2, "priority_alpha": 0.5}},
             ["priority_alpha, experience.max_uses: ", "max_lag 0"],
         ),
         ({"elastic": {"scale_interval": 5}}, ["elastic.scale_interval: ", "elastic.enabled is false"]),
@@ -107,7 +107,7 @@ def test_plain_settings_have_no_notes():
 def test_settings_without_effect_beside_the_others_are_noted(sections, named):
     (note,) = plan_of(**sections).notes
     assert all(part in note for part in named)
-    assert plan_of(rollout={"max_lag": 1}, experience={"max_uses": 1}).notes == ()
+    assert plan_of(rollout={"max_lag": 1}, experience={"max_uses": 2}).notes == ()
 
 
 @pytest.mark.parametrize(

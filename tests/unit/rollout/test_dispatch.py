@@ -26,12 +26,14 @@ class World:
         self.now = 0.0
         self.storage = LocalStorage(folder)
         self.registry = Registry(self.storage, TIMEOUT, 60.0, clock=lambda: self.now)
-        self.dispatcher = Dispatcher(
-            self.storage, self.registry, timeout=TIMEOUT, attempts=3, clock=lambda: self.now
-        )
+        self.dispatcher = Dispatcher(self.storage, self.registry, timeout=TIMEOUT, attempts=3, clock=lambda: self.now)
         prompt = Prompt("p", "1+1=", "1+1=", np.array([1, 2], np.int32), {})
         self.request = RolloutRequest(
-            "00000001-0000", 1, PolicyVersion(1, 0), (GroupRequest("g", prompt),), SamplingParameters(samples=1, max_tokens=4)
+            "00000001-0000",
+            1,
+            PolicyVersion(1, 0),
+            (GroupRequest("g", prompt),),
+            SamplingParameters(samples=1, max_tokens=4),
         )
         announce(self.storage, self.request, 1)
         self.dispatcher.follow([self.request])
@@ -124,7 +126,9 @@ def test_a_reported_failure_is_answered_at_once_and_the_last_one_is_told(world):
         claim(world.storage, "00000001-0000", attempt, "000.1 t")
         world.work("000.1")
         report_failure(
-            world.storage, f"00000001-0000.{attempt}", Failure("000.1", "OutOfMemoryError", f"no memory, time {attempt}")
+            world.storage,
+            f"00000001-0000.{attempt}",
+            Failure("000.1", "OutOfMemoryError", f"no memory, time {attempt}"),
         )
         world.pass_seconds(1)
     assert world.attempt == 3

@@ -1,4 +1,4 @@
-"""A rollout worker without Prefect, as a process that tests start and kill: `worker_process.py STORAGE SLOT GENERATION`."""
+"""A rollout worker without Prefect, which tests start and kill: `worker_process.py STORAGE SLOT GENERATION`."""
 
 import asyncio
 import os
