@@ -1,6 +1,11 @@
 """A run whose data lies on S3 learns what it learns on a disk, resumes there, and tells nobody its secrets."""
 
+import asyncio
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from gyre_processes import GyreProcess
@@ -105,3 +110,47 @@ def test_a_block_shows_no_secret():
         assert "secret-5" not in text
         assert "token-5" not in text
     assert (access.options().secret_key, access.options().session_token) == ("secret-5", "token-5")
+
+
+WORKER = Path(__file__).with_name("worker_process.py")
+"""A rollout worker, which opens the storage by its URL and the environment."""
+
+
+def start_worker(storage, server, generation):
+    command = [sys.executable, str(WORKER), storage.url, "1", str(generation)]
+    environment = os.environ | server.environment() | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+async def test_a_worker_that_is_killed_on_s3_loses_and_doubles_nothing(tmp_path, monkeypatch, seaweedfs):
+    for name, value in seaweedfs.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    rollout = {"launcher": "pool", "worker_count": 1, "max_worker": 1, "heartbeat_timeout": 1.5, "timeout": 90.0}
+    config = tiny_config(
+        tmp_path,
+        experiment={"name": "tiny", "steps": 2, "threads": 1},
+        rollout={**rollout, "groups_per_request": 1, "tokens_per_second": 100.0, "max_lag": 0},
+        storage={"url": seaweedfs.url, "endpoint": seaweedfs.options.endpoint},
+    )
+    run = await open_run(config)
+    workers = [start_worker(run.storage, seaweedfs, 1)]
+    try:
+        steps = asyncio.create_task(take_steps(run))
+        while len(run.storage.list("pool")) < 11:  # Of 16.
+            assert not steps.done(), steps.result()
+            await asyncio.sleep(0.05)
+        workers[0].kill()
+        workers.append(start_worker(run.storage, seaweedfs, 2))
+        await steps
+        planned = {f"{step:08d}-{shard:04d}" for step in (1, 2) for shard in range(8)}
+        assert {name.removesuffix(".parquet") for name in run.storage.list("pool")} == {
+            f"pool/{name}" for name in planned
+        }
+        assert run.step == 2
+        assert run.samples_seen == 16 * 4
+    finally:
+        await run.close()
+        for worker in workers:
+            worker.kill()
+            worker.communicate(timeout=10)
