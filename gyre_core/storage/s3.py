@@ -76,13 +76,15 @@ class S3Storage(Storage):
         self._client.call("put_object", self._at(name, Body=data))
 
     def create_file(self, name: str, write: WriteFile) -> int:
-        writer = {_WRITER: uuid.uuid4().hex}
+        token = uuid.uuid4().hex
         with _scratch_file(name) as path:
             with system_errors(path):
                 write(path)
             size = path.stat().st_size
             send = self._send_whole if size <= self._whole_bytes else self._send_in_parts
-            self._publish(name, lambda: send(name, path, writer), lambda: self._head(name)["Metadata"] == writer)
+            self._publish(
+                name, lambda: send(name, path, token), lambda: self._head(name)["Metadata"].get(_WRITER) == token
+            )
         return size
 
     @contextlib.contextmanager
@@ -118,9 +120,9 @@ class S3Storage(Storage):
     def delete_folder(self, folder: str) -> None:
         assert folder, "a bucket is not deleted"
         for page in self._pages(folder):
-            objects = [{"Key": entry["Key"]} for entry in page]
-            if objects:
-                answer = self._client.call("delete_objects", {"Bucket": self.bucket, "Delete": {"Objects": objects}})
+            if page:
+                asked = {"Objects": [{"Key": entry["Key"]} for entry in page], "Quiet": True}
+                answer = self._client.call("delete_objects", {"Bucket": self.bucket, "Delete": asked})
                 for error in answer.get("Errors", []):
                     raise StorageError(f"s3://{self.bucket}/{error['Key']} cannot be deleted ({error.get('Code')})")
 
@@ -128,7 +130,7 @@ class S3Storage(Storage):
         return None
 
     def repeated(self) -> Mapping[str, int]:
-        return dict(self._client.repeated)
+        return self._client.repeated()
 
     def child(self, folder: str) -> S3Storage:
         return S3Storage(
@@ -180,12 +182,12 @@ class S3Storage(Storage):
             f"{self._told(name)}: others wrote and deleted it in each of {ATTEMPTS} attempts to create it"
         )
 
-    def _send_whole(self, name: str, path: Path, metadata: Mapping[str, str]) -> None:
-        arguments = self._at(name, Body=path.read_bytes(), Metadata=metadata, IfNoneMatch="*")
+    def _send_whole(self, name: str, path: Path, token: str) -> None:
+        arguments = self._at(name, Body=path.read_bytes(), Metadata={_WRITER: token}, IfNoneMatch="*")
         self._client.call("put_object", arguments)
 
-    def _send_in_parts(self, name: str, path: Path, metadata: Mapping[str, str]) -> None:
-        opened = self._client.call("create_multipart_upload", self._at(name, Metadata=metadata))
+    def _send_in_parts(self, name: str, path: Path, token: str) -> None:
+        opened = self._client.call("create_multipart_upload", self._at(name, Metadata={_WRITER: token}))
         upload = self._at(name, UploadId=opened["UploadId"])
 
         def send(number: int, start: int, length: int) -> dict[str, Any]:

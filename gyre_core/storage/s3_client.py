@@ -57,15 +57,14 @@ class _OneTry(S3FileSystem):
 class S3Client:
     """One S3 service as one user. For any number of threads, though not in a forked child, where s3fs raises.
 
-    `patience` is the seconds for which a request is made again. `repeated` counts what had to be, by the cause:
-    `throttled`, `conflict`, `failed` (by the service itself) and `unreachable`.
+    `patience` is the seconds for which a request is made again.
     """
 
     def __init__(self, options: S3Options, patience: float) -> None:
         environment = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         self.endpoint = S3Options(endpoint=options.endpoint or environment).endpoint or "Amazon S3"
         self.patience = patience
-        self.repeated: Counter[str] = Counter()
+        self._repeated: Counter[str] = Counter()
         self._counting = threading.Lock()
         self._files = _OneTry(
             endpoint_url=options.endpoint or environment,
@@ -75,12 +74,17 @@ class S3Client:
             client_kwargs={"region_name": options.region or os.environ.get("AWS_REGION")},
             config_kwargs={
                 "connect_timeout": CONNECT_SECONDS,
-                "read_timeout": READ_SECONDS,
+                "read_timeout": min(READ_SECONDS, patience),
                 "retries": {"total_max_attempts": 1},
             },
             use_listings_cache=False,
             skip_instance_cache=True,
         )
+
+    def repeated(self) -> dict[str, int]:
+        """Requests that were made again so far: `throttled`, in `conflict`, `failed` by the service, `unreachable`."""
+        with self._counting:
+            return dict(self._repeated)
 
     def call(
         self,
@@ -121,7 +125,7 @@ class S3Client:
                 if reason is None or (reason == "conflict" and not repeat_conflicts):
                     raise named_error(error, operation, url, self.endpoint) from error
                 with self._counting:
-                    self.repeated[reason] += 1
+                    self._repeated[reason] += 1
                 pause = _jitter.uniform(0.0, min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(tries, 9)))
                 if time.monotonic() + pause > started + patience:
                     raise StorageError(

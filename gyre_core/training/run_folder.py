@@ -156,7 +156,11 @@ def check_storage(config: GyreConfig) -> None:
     block = config.storage.block
     if not (config.storage.url or "").startswith("s3://") or (block is not None and not block_is_loaded(block)):
         return
+    storage, name = data_storage(config, trial=True), f"trial-{secrets.token_hex(8)}"
     try:
-        exercise_storage(data_storage(config, trial=True).child(f"trial-{secrets.token_hex(8)}"))
-    except (OSError, RuntimeError) as error:
+        exercise_storage(storage.child(name))
+    except OSError as error:
+        raise ValueError(f"storage.url: {error}") from error
+    except RuntimeError as error:
+        storage.delete_folder(name)
         raise ValueError(f"storage.url: {error}") from error

@@ -193,7 +193,7 @@ def test_pauses_between_tries_are_drawn_below_a_bound_that_doubles(monkeypatch):
         assert max(column) <= bound
         error = bound / 12**0.5 / len(column) ** 0.5
         assert sum(column) / len(column) == pytest.approx(bound / 2, abs=5 * error)
-    assert client.repeated == {"unreachable": 16_000}
+    assert client.repeated() == {"unreachable": 16_000}
 
 
 async def refuse(operation, arguments):

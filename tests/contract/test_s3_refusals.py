@@ -79,8 +79,10 @@ def test_no_credentials(seaweedfs):
 def test_a_service_that_lets_a_second_writer_in(moto):
     with faulty_proxy(moto.options.endpoint) as (proxy, address):
         proxy.add("PUT", "", "unconditional", times=10_000)
-        text = refusal(moto.url, dataclasses.replace(moto.options, endpoint=address))
+        url = moto.url
+        text = refusal(url, dataclasses.replace(moto.options, endpoint=address))
     assert "lets a second writer take a name that is taken" in text
+    assert moto.storage(url).folders() == []
     with faulty_proxy(moto.options.endpoint) as (proxy, address):
         proxy.add("POST", "uploadId=", "unconditional", times=10_000)
         text = refusal(moto.url, dataclasses.replace(moto.options, endpoint=address))
