@@ -10,6 +10,9 @@ from typing import Literal
 from gyre_core.cluster.heartbeat import WorkerBeat
 from gyre_core.storage import Storage
 
+FORGET_AFTER = 600.0
+"""Seconds for which workers that are gone are remembered."""
+
 WorkerPhase = Literal["starting", "standby", "ready", "draining", "lost", "ended"]
 
 
@@ -26,7 +29,8 @@ class Registry:
     """Reads the heartbeats of a run's workers.
 
     A worker is lost when its sequence number has not moved for `timeout` seconds, or for `start_grace` while it starts.
-    One that moves again is back, with nothing held against it.
+    One that moves again is back, with nothing held against it. Of one that ended, or stays lost, the heartbeat is
+    removed after FORGET_AFTER seconds.
     """
 
     def __init__(
@@ -59,6 +63,10 @@ class Registry:
             if known is None or (beat.token, beat.sequence) != (known[0].token, known[0].sequence):
                 self._beats[beat.worker] = beat, now
         self._observed = now
+        for worker in self.workers:
+            if worker.phase in ("lost", "ended") and worker.silent_seconds > FORGET_AFTER:
+                self._storage.delete(f"workers/{worker.beat.worker}.json")
+                del self._beats[worker.beat.worker]
 
     @property
     def workers(self) -> list[RegisteredWorker]:

@@ -7,8 +7,8 @@ A lease is a claim whose worker is alive and says that it works on it. It ends w
 - the worker lives and has not named the attempt for as long: it gave it up without a word.
 
 Whatever ends a lease, and every failure that a worker reports, is answered by announcing the next attempt, unless the
-segment came after all. After `attempts` of them the request has failed. Times are the owner's own, counted from when it
-first saw a thing, so that nobody's clock has to agree with another's.
+segment came after all. After `attempts` of them the request has failed; a retried step has as many again. Times are the
+owner's own, counted from when it first saw a thing, so that nobody's clock has to agree with another's.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class RequestFailedError(RuntimeError):
 @dataclass(slots=True)
 class _Lease:
     attempt: int
+    first: int
+    """The attempt from which the allowed ones are counted."""
     claimed_at: float | None = None
     """When the owner first saw the claim."""
     named_at: float = 0.0
@@ -83,17 +85,22 @@ class Dispatcher:
         return sorted(self._leases)
 
     def follow(self, requests: Iterable[RolloutRequest]) -> None:
-        """Begin to follow announced requests; ones that are followed already, or were answered, are no error."""
+        """Begin to follow announced requests; ones that failed get new attempts, and all others may be named again."""
         with self._lock:
             attempts = announced(self._storage)
             done = set(segment_ids(self._storage))
             for request in requests:
-                self._failed.pop(request.request_id, None)
-                if request.request_id in done:
-                    self._leases.pop(request.request_id, None)
-                elif request.request_id not in self._leases:
-                    self._leases[request.request_id] = _Lease(attempts[request.request_id])
-                self._requests[request.request_id] = request
+                name = request.request_id
+                self._requests[name] = request
+                if name in done:
+                    self._leases.pop(name, None)
+                    self._failed.pop(name, None)
+                elif name in self._failed:
+                    announce(self._storage, request, attempts[name] + 1)
+                    self._leases[name] = _Lease(attempts[name] + 1, attempts[name] + 1)
+                    del self._failed[name]
+                elif name not in self._leases:
+                    self._leases[name] = _Lease(attempts[name], attempts[name])
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Follow these requests no longer."""
@@ -177,7 +184,7 @@ class Dispatcher:
     def _answer_failure(self, request_id: str, lease: _Lease, failure: Failure) -> None:
         if segment_exists(self._storage, request_id):
             return  # The next tick finds it.
-        if failure.kind in FATAL_KINDS or lease.attempt >= self._attempts:
+        if failure.kind in FATAL_KINDS or lease.attempt - lease.first + 1 >= self._attempts:
             self._failed[request_id] = failure
             return
         logger.warning(
@@ -188,5 +195,5 @@ class Dispatcher:
             failure.message.partition("\n")[0],
         )
         announce(self._storage, self._requests[request_id], lease.attempt + 1)
-        self._leases[request_id] = _Lease(lease.attempt + 1)
+        self._leases[request_id] = _Lease(lease.attempt + 1, lease.first)
         self.reissued += 1

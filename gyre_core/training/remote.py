@@ -15,12 +15,13 @@ from gyre_core.cluster.heartbeat import OwnerBeat, WorkerBeat, owner_heart
 from gyre_core.cluster.registry import Registry
 from gyre_core.config.sections import RolloutConfig
 from gyre_core.rollout.dispatch import Dispatcher
-from gyre_core.storage import Storage
+from gyre_core.storage import LocalStorage, Storage
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.25
-"""Pause between two looks at the queue."""
+"""Pause between two looks at the queue; each is a dozen listings, and so one on S3 is a second."""
+LOOK_SECONDS_REMOTE = 1.0
 LOOKS_PER_VIEW = 8
 """The owner's view is published this often, counted in looks."""
 VIEW = "learner/workers.json"
@@ -63,6 +64,7 @@ class RemoteRollout:
         self.decisions: list[str] = []
         """What was decided about the number of workers, and why; newest last."""
         self._storage = storage
+        self._pause = LOOK_SECONDS if isinstance(storage, LocalStorage) else LOOK_SECONDS_REMOTE
         self._counted: dict[str, WorkerBeat] = {}
         self._reported = WorkTotals()
         self._ended = False
@@ -124,7 +126,7 @@ class RemoteRollout:
                     logger.warning("the queue cannot be read, and is tried again: %s", error)
                 failing = True
             looks += 1
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(self._pause)
 
     def _count(self, beat: WorkerBeat) -> None:
         """Add what a worker did since its last heartbeat that was counted; a process that is new starts from 0."""

@@ -112,7 +112,7 @@ def test_a_block_shows_no_secret():
     assert (access.options().secret_key, access.options().session_token) == ("secret-5", "token-5")
 
 
-WORKER = Path(__file__).with_name("worker_process.py")
+WORKER = Path(__file__).parents[2] / "benchmarks" / "sides" / "rollout_worker.py"
 """A rollout worker, which opens the storage by its URL and the environment."""
 
 

@@ -19,7 +19,7 @@ from gyre_core.experience.tables import decode_table
 from gyre_core.training import stages
 from gyre_core.training.build import open_run
 
-WORKER = Path(__file__).with_name("worker_process.py")
+WORKER = Path(__file__).parents[2] / "benchmarks" / "sides" / "rollout_worker.py"
 STEPS = 6
 DEADLINE = 90.0
 ROLLOUT = {

@@ -161,3 +161,14 @@ def test_a_heart_that_cannot_write_goes_on(storage, caplog):
     failing[0] = False
     heart.beat()
     assert b'"sequence": 3' in storage.read("workers/x.json")
+
+
+def test_workers_that_are_gone_are_forgotten_with_their_heartbeats(storage, clock):
+    registry = Registry(storage, timeout=5.0, start_grace=60.0, clock=clock)
+    write(storage, replace(BEAT, state="ended"))
+    write(storage, replace(BEAT, worker="001.1", token="001.1 b"))
+    registry.observe()
+    watch(registry, clock, 600)
+    assert [worker.phase for worker in registry.workers] == ["ended", "lost"]
+    watch(registry, clock, 1)
+    assert (registry.workers, storage.list("workers")) == ([], [])

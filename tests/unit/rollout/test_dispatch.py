@@ -134,9 +134,16 @@ def test_a_reported_failure_is_answered_at_once_and_the_last_one_is_told(world):
     assert world.attempt == 3
     with pytest.raises(RequestFailedError, match=r"00000001-0000, worker 000\.1: OutOfMemoryError: no memory, time 3"):
         world.dispatcher.raise_failure(["00000001-0000"])
-    # A retried step tries its requests again.
+    # A retried step has as many attempts again.
     world.dispatcher.follow([world.request])
     world.dispatcher.raise_failure(["00000001-0000"])
+    assert world.attempt == 4
+    for attempt in (4, 5):
+        report_failure(world.storage, f"00000001-0000.{attempt}", Failure("000.1", "OSError", "away"))
+        claim(world.storage, "00000001-0000", attempt, "000.1 t")
+        world.pass_seconds(1)
+        world.dispatcher.raise_failure(["00000001-0000"])
+    assert world.attempt == 6
 
 
 def test_a_reward_that_cannot_be_computed_is_not_tried_again(world):

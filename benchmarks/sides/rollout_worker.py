@@ -1,4 +1,7 @@
-"""A rollout worker without Prefect, which tests start and kill: `worker_process.py STORAGE SLOT GENERATION`."""
+"""A rollout worker without Prefect, for benchmarks and tests.
+
+python rollout_worker.py STORAGE SLOT GENERATION [--standby]
+"""
 
 import asyncio
 import os
@@ -6,7 +9,7 @@ import sys
 
 from gyre_core.cluster.fleet import worker_name
 from gyre_core.rollout.build import open_worker, read_config
-from gyre_core.rollout.serving import answer_request
+from gyre_core.rollout.serving import ClaimedRequest, answer_request
 from gyre_core.rollout.work import RolloutWorker
 from gyre_core.storage import open_storage
 
@@ -18,7 +21,7 @@ async def main(url: str, slot: int, generation: int, standby: bool) -> None:
     token = f"{name} {os.getpid()}"
     worker = RolloutWorker(name, token, storage, config.rollout, standby=standby)
 
-    async def answer(claimed):
+    async def answer(claimed: ClaimedRequest) -> bool:
         return await answer_request(claimed) is not None
 
     print(await worker.run(lambda: open_worker(config, storage, token), answer))
