@@ -18,6 +18,7 @@ from typing import Any
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.utilities.callables import generate_parameter_schema
 
+from blocks.storage import S3Access
 from deployments.automations import ensure_automations
 from deployments.environment import package_version
 from deployments.exit_codes import USER_ERROR
@@ -88,8 +89,12 @@ DEPLOYMENTS = (
 
 
 async def deploy(client: PrefectClient, deployments: Sequence[FlowDeployment] = DEPLOYMENTS) -> None:
-    """Make the pools, register the flows and set up the automations; raises ValueError like `ensure_pools`."""
+    """Make the pools, register the flows and the block of S3 access, and set up the automations.
+
+    Raises ValueError like `ensure_pools`.
+    """
     await ensure_pools(client)
+    await S3Access.aregister_type_and_schema(client=client)
     for deployment in deployments:
         await register(client, deployment)
     await ensure_automations(client)
