@@ -36,8 +36,8 @@ from deployments.processes import ProcessId, end_processes
 
 OPEN_STATES = [kind for kind in StateType if kind not in TERMINAL_STATES]
 """States of what has not ended."""
-REPORT_GRACE = 3.0
-"""Seconds that a Prefect worker has to tell the end of a process by itself."""
+REPORT_GRACE = 20.0
+"""Seconds that a Prefect worker which lives has to tell the end of a process by itself."""
 PENDING_GRACE = 60.0
 """Seconds that a Prefect worker has to make the process of a run that it took."""
 CANCEL_GRACE = 30.0
@@ -49,23 +49,29 @@ class DeadRuns:
 
     def __init__(self) -> None:
         self._dead_since: dict[UUID, float] = {}
+        self._watcher: dict[UUID, ProcessId] = {}
         self._asked_at: dict[UUID, float] = {}
 
-    async def settle(self, client: PrefectClient, workers: Iterable[ProcessId], grace: float = REPORT_GRACE) -> None:
+    async def settle(self, client: PrefectClient, workers: Iterable[ProcessId]) -> None:
         """Look once: tell Prefect of processes that ended, and end cancelled ones that no Prefect worker watches.
 
-        `workers` are the Prefect workers that run; what they watch is theirs, until it has been dead for `grace`.
+        `workers` are the Prefect workers that run; what they watch is theirs, and its end theirs to tell.
         """
-        now, watching = time.monotonic(), {worker.pid for worker in workers if worker.running()}
+        now, watching = time.monotonic(), {worker.pid: worker for worker in workers if worker.running()}
         processes = flow_processes()
         self._dead_since = {run: since for run, since in self._dead_since.items() if run in processes}
+        self._watcher = {run: worker for run, worker in self._watcher.items() if run in processes}
         for run, identity in processes.items():
             process = identity.find()
-            if process is not None:
-                if _parent(process) not in watching:
-                    await self._cancel_if_wanted(client, run, process, now)
-            elif now - self._dead_since.setdefault(run, now) >= grace:
-                await self._tell_end(client, run, identity)
+            if process is None:
+                watcher = self._watcher.get(run)
+                watched = bool(watching) if watcher is None else watcher.running()
+                if now - self._dead_since.setdefault(run, now) >= (REPORT_GRACE if watched else 0.0):
+                    await self._tell_end(client, run, identity)
+            elif (parent := _parent(process)) in watching:
+                self._watcher[run] = watching[parent]
+            else:
+                await self._cancel_if_wanted(client, run, process, now)
 
     async def release_stuck(self, client: PrefectClient) -> None:
         """Offer runs anew that a Prefect worker took and then died before it made their process."""

@@ -58,5 +58,5 @@ def _describe(state: PlatformState) -> str:
         if supervised.given_up:
             lines.append(f"{name} ended too often and stays down; the end of its log:\n{supervised.last_error}")
         elif supervised.restarts:
-            lines.append(f"{name} was started again {supervised.restarts} times")
+            lines.append(f"restarts of {name}: {supervised.restarts}")
     return "\n".join(lines)

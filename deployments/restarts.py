@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ATTEMPTS = 8
+ATTEMPTS = 9
 """Restarts in a row before the supervisor gives up."""
 LONGEST_PAUSE = 60.0
 """Seconds before a restart at the most."""
@@ -20,9 +20,9 @@ class Restarts:
     due_at: float = 0.0
 
     def ended(self, now: float, lived: float) -> None:
-        """Take note that the process ended at `now`, having run for `lived` seconds: pauses grow 1, 2, 4, … seconds."""
+        """Take note that the process ended at `now`, after `lived` seconds; pauses are 0, 1, 2, 4, … seconds."""
         self.in_a_row = 1 if lived >= STEADY_SECONDS else self.in_a_row + 1
-        self.due_at = now + min(LONGEST_PAUSE, 2.0 ** (self.in_a_row - 1))
+        self.due_at = now + (0.0 if self.in_a_row == 1 else min(LONGEST_PAUSE, 2.0 ** (self.in_a_row - 2)))
 
     @property
     def exhausted(self) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -27,7 +28,7 @@ from deployments.dead_runs import DeadRuns, end_flow_processes
 from deployments.deploy import deploy
 from deployments.drain import drain
 from deployments.exit_codes import FAILED, USER_ERROR
-from deployments.flow_processes import prune_logs
+from deployments.flow_processes import flow_processes, prune_logs
 from deployments.home import gyre_home, last_lines, locked
 from deployments.local import (
     LocalServer,
@@ -47,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 """Pause between two looks at what is supervised."""
+STUCK_LOOKS = 20
+"""Looks between two at runs that are stuck on their way to a process."""
 ONLINE_TIMEOUT = 90.0
 """Seconds until a Prefect worker must have reached the server."""
 DRAIN_TIMEOUT = 60.0
@@ -93,14 +96,19 @@ class Supervisor:
     async def _keep(self) -> None:
         """Bring everything up, then look after it until it is time to stop."""
         await self._start()
-        while not self._stopping and (self._owner is None or self._owner.running()):
+        for looks in itertools.count(1):
+            if self._stopping or not (self._owner is None or self._owner.running()):
+                break
             reap()
             if self._state.local:
                 await self._revive("server", self._state.server, self._revive_server)
             for pool, worker in self._state.workers.items():
                 await self._revive(pool, worker, lambda pool=pool: self._start_worker(pool))
             with contextlib.suppress(httpx.HTTPError):
-                await self._look_after_runs()
+                if flow_processes():
+                    await self._look_after_runs()
+                if looks % STUCK_LOOKS == 0 and self._state.local:
+                    await self._release_stuck_runs()
             await asyncio.sleep(LOOK_SECONDS)
         self._state.stage = "stopping"
         self._state.save()
@@ -176,14 +184,16 @@ class Supervisor:
     async def _look_after_runs(self) -> None:
         async with get_client() as client:
             await self._dead_runs.settle(client, self._state.worker_processes())
-            if self._state.local:
-                await self._dead_runs.release_stuck(client)
+
+    async def _release_stuck_runs(self) -> None:
+        async with get_client() as client:
+            await self._dead_runs.release_stuck(client)
 
     async def _tell_ends(self) -> None:
         """Tell Prefect of the processes that were killed on the way down."""
         with contextlib.suppress(httpx.HTTPError):
             async with get_client() as client:
-                await self._dead_runs.settle(client, [], grace=0.0)
+                await self._dead_runs.settle(client, [])
 
     async def _drain(self) -> None:
         """End the flow runs of this machine, and on its own server what would start new ones."""
