@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from gyre_core.config.sections import RewardConfig, RewardFunctionConfig
-from gyre_core.rewards.scorer import Scorer, function_names
+from gyre_core.rewards.runner import function_names
+from gyre_core.rewards.scorer import Scorer
 from gyre_core.rewards.values import RewardError
 from gyre_core.types import Completion, PolicyVersion, Prompt
 

@@ -13,7 +13,9 @@ import pytest
 
 from gyre_core.config.sections import RewardConfig, RewardFunctionConfig
 from gyre_core.monitor.names import find_metric
-from gyre_core.rewards.scorer import FunctionCall, Scorer, function_names
+from gyre_core.rewards.calls import FunctionCall
+from gyre_core.rewards.runner import function_names
+from gyre_core.rewards.scorer import Scorer
 from gyre_core.rewards.values import RewardError
 from gyre_core.types import Completion, PolicyVersion, Prompt
 
