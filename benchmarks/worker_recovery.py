@@ -1,10 +1,10 @@
 """Rollout workers killed again and again in a real run: what is lost, and how long until others have taken over.
 
-A run of the quickstart's policy with two slow workers on a Prefect of its own, heartbeat timeout three seconds. At random
-times a worker that has requests in hand is killed (`kill -9`). Measured from the kill: until each of its requests is
-taken by a live worker, and until the worker that takes its place has committed its first segment; the phases of that
-worker's start are its own words. At the end the ledger tells whether a request was lost or taken in twice. The last line
-is one JSON object; times are seconds.
+A run of the quickstart's policy with two slow workers on a Prefect of its own, heartbeat timeout three seconds. At
+random times a worker that has requests in hand is killed (`kill -9`). Measured from the kill: until each of its
+requests is taken by a live worker, and until the worker that takes its place has committed its first segment; the
+phases of that worker's start are its own words. At the end the ledger tells whether a request was lost or taken in
+twice. The last line is one JSON object; times are seconds.
 
     python benchmarks/worker_recovery.py [--kills 30] [--standby 0] [--seed 1]
 """
@@ -98,8 +98,7 @@ def kill_one(storage: Storage, standby: int, rng: random.Random, run: subprocess
     wait_for("all workers at work", ready, run)
     time.sleep(rng.uniform(0.0, 2.0))
     victim = rng.choice(wait_for("all workers at work", ready, run))
-    known = {worker["token"]: worker["served"] for worker in beats(storage)}
-    served_before = {token: count for token, count in known.items() if count}
+    at_work = {worker["token"] for worker in beats(storage) if worker["state"] != "standby"}
     held = victim["in_flight"]
     os.kill(victim["pid"], signal.SIGKILL)
     killed, killed_at = time.monotonic(), time.time()
@@ -112,7 +111,7 @@ def kill_one(storage: Storage, standby: int, rng: random.Random, run: subprocess
             if name not in taken and taken_over(storage, name):
                 taken[name] = time.monotonic() - killed
         if replacement is None:
-            new = (worker for worker in beats(storage) if worker["served"] and worker["token"] not in served_before)
+            new = (worker for worker in beats(storage) if worker["served"] and worker["token"] not in at_work)
             replacement = next(new, None)
             if replacement is not None:
                 replacement["first_segment"] = time.monotonic() - killed

@@ -2,7 +2,8 @@
 
 1. Requests are taken oldest first, those of the owner's epoch alone, and only while the engine has places free: one
    that could not begin at once is better left to another worker. Nor does a worker generate for more than its share,
-   the open requests divided by the workers that the run wants, or the others would stand idle beside it.
+   the open requests divided by the workers that the run wants, or the others would stand idle beside it. A request that
+   another worker lost has waited long enough: for that one any free place will do.
 2. Requests of one policy version generate side by side; while one is scored and committed, the next generates.
 3. An attempt that fails is reported with its error, and the owner issues another. After `FAILURES_IN_A_ROW` without
    an answer in between, the worker itself is taken for broken and ends with the last error.
@@ -40,7 +41,7 @@ MOST_HELD = 4
 """Requests that wait for their scores or their commit before no other is taken: scoring is then the limit."""
 POLL_SECONDS = 0.1
 """Pause before storage is looked at again while there is nothing to take."""
-LONGEST_POLL_SECONDS = 1.0
+LONGEST_POLL_SECONDS = 0.4
 LOOK_SECONDS = 0.5
 """Pause between two looks at the owner and at the own flags."""
 
@@ -136,7 +137,7 @@ class RolloutWorker:
                 return ending
             taken = not ending and self._has_room(worker) and await self._take(worker, answer)
             self._note_first_token(worker)
-            poll = POLL_SECONDS if taken or self._tasks else min(1.2 * poll, LONGEST_POLL_SECONDS)
+            poll = POLL_SECONDS if taken else min(1.2 * poll, LONGEST_POLL_SECONDS)
             if not taken:
                 await self._pause(poll)
 
@@ -173,7 +174,7 @@ class RolloutWorker:
         if not self._generating():
             return len(self._held) < MOST_HELD
         stats = worker.engine.stats()
-        return stats.queued == 0 and 0 < stats.in_flight <= self._config.sequences_in_flight // 2
+        return stats.queued == 0 and 0 < stats.in_flight < self._config.sequences_in_flight
 
     def _generating(self) -> int:
         return sum(not held.completions for held in self._held.values())
@@ -196,9 +197,12 @@ class RolloutWorker:
 
     async def _claim_next(self, worker: Worker) -> ClaimedRequest | None:
         queue = await asyncio.to_thread(_look_at_queue, self._storage)
-        if self._generating() >= max(1, math.ceil(queue.open / queue.workers)):
-            return None
+        full = self._generating() >= math.ceil(queue.open / queue.workers) or (
+            worker.engine.stats().in_flight > self._config.sequences_in_flight // 2
+        )
         for request_id, attempt in queue.unclaimed:
+            if attempt == 1 and full and self._generating():
+                continue
             try:
                 request = await asyncio.to_thread(read_request, self._storage, request_id, attempt)
             except FileNotFoundError:  # The owner closed its step meanwhile.
