@@ -6,3 +6,5 @@ USER_ERROR = 2
 """A mistake in the configuration or in the command line, told in one sentence."""
 INTERRUPTED = 130
 """Ctrl-C, as shells count it."""
+TERMINATED = 143
+"""SIGTERM, as shells count it; the run was saved first."""

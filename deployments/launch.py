@@ -10,10 +10,11 @@ from typing import Any, cast
 
 from prefect import tags
 from prefect.client.schemas.objects import State
+from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogHandler
 from rich.console import Console
 
-from deployments.exit_codes import FAILED, INTERRUPTED, USER_ERROR
+from deployments.exit_codes import FAILED, INTERRUPTED, TERMINATED, USER_ERROR
 from deployments.local import prefect_api
 from deployments.platform import local_platform
 from flows.train import train
@@ -33,7 +34,7 @@ def run_training(config: GyreConfig, *, resume: bool, run_id: str | None, keep_s
 
     Launcher `pool` also brings up what runs rollout workers, unless it is there.
 
-    0: completed, 1: failed or stopped by an alarm, 2: the user's mistake, 130: interrupted.
+    0: completed, 1: failed or stopped by an alarm, 2: the user's mistake, 130: interrupted, 143: terminated.
     """
     server_log = _log_plainly()
     # Before a server starts: most mistakes are told in a moment.
@@ -42,7 +43,11 @@ def run_training(config: GyreConfig, *, resume: bool, run_id: str | None, keep_s
     with local_platform(keep_server) if with_workers else prefect_api(keep_server) as api_url:
         print(f"Prefect UI: {api_url.removesuffix('/api')}", flush=True)
         with tags(config.experiment.name, *config.experiment.tags):
-            state, result = asyncio.run(_train(config, run_id, resume))
+            try:
+                state, result = asyncio.run(_train(config, run_id, resume))
+            except TerminationSignal:  # The flow has saved the state after the last whole step.
+                print("terminated; go on with --resume", file=sys.stderr)
+                return TERMINATED
         # The last log lines travel in the background, and the server may end with this block.
         server_log.flush()
     if state.is_completed():
