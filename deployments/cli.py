@@ -1,7 +1,7 @@
 """The command `gyre`: trains, checks, evaluates and exports policies from the command line.
 
 Exit codes: 0 success, 1 a run that failed, 2 a mistake in the configuration or the command (one sentence for each on
-stderr), 130 interrupted. Heavy imports stay inside the commands, so that help and `--dry-run` are quick.
+stderr), 130 interrupted, 143 terminated. Heavy imports stay inside the commands, so that help and `--dry-run` are quick.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
 
@@ -45,6 +45,8 @@ app = App(
 )
 
 ConfigFile = Annotated[Path, Parameter(help="YAML file of the run; `gyre init` writes one.")]
+WITH_SETTINGS = ("train", "preflight", "schedule")
+"""Commands that take every setting as an option."""
 Flag = Parameter(negative=(), show_default=False)
 Run = Annotated[str, Parameter(help="NAME, which means its newest run, or NAME/RUN_ID.")]
 Output = Annotated[str, Parameter(help="Folder that holds the run folders (experiment.output).")]
@@ -230,6 +232,33 @@ def down() -> int:
 
 
 @app.command
+@with_settings
+def schedule(
+    *,
+    config: ConfigFile,
+    cron: Annotated[str, Parameter(help='When: minute, hour, day, month, weekday; "0 3 * * *" is every night at 3.')],
+    timezone: Annotated[str, Parameter(help="Timezone of these times.")] = "UTC",
+    overlap: Annotated[
+        Literal["skip", "queue", "refuse"],
+        Parameter(help="While a run of the series still trains: skip the firing, queue it, or have it fail."),
+    ] = "skip",
+    start: Annotated[
+        Literal["model", "last_export"],
+        Parameter(help="Where each run starts: the configured model, or the last export of the series, if any."),
+    ] = "model",
+    overrides: Sequence[tuple[str, str]],
+) -> int:
+    """Train again and again, each time as a run of its own, at the times of a cron line."""
+    settings = load_config(config, overrides)
+    refuse_unbuilt(settings)
+    from deployments.schedule import schedule_runs
+
+    name = schedule_runs(settings, cron, timezone, overlap, start)
+    print(f"scheduled as the deployment {name}; end it with: prefect deployment delete {name}")
+    return 0
+
+
+@app.command
 def stop_server() -> int:
     """End the local Prefect server that `--keep-server` left up."""
     from deployments.local import stop_local_server
@@ -263,7 +292,7 @@ def _explain_usage(error: CycloptsError) -> str:
     """One sentence on a command line that cannot be read."""
     if isinstance(error, UnknownOptionError):
         option = (error.token.keyword or error.token.value).partition("=")[0]
-        takes_settings = error.command_chain is not None and error.command_chain[0] in ("train", "preflight")
+        takes_settings = error.command_chain is not None and error.command_chain[0] in WITH_SETTINGS
         if takes_settings and ("." in option or "Did you mean" not in str(error)):
             return f"command line: there is no option {option}; {suggest_key(option.lstrip('-'))}"
     return f"command line: {error} Try `gyre --help`."

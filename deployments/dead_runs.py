@@ -18,24 +18,21 @@ from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterId,
     FlowRunFilterParentFlowRunId,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
     TaskRunFilter,
     TaskRunFilterState,
     TaskRunFilterStateType,
     WorkPoolFilter,
     WorkPoolFilterName,
 )
-from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Crashed, Scheduled
 
 from deployments.flow_processes import flow_processes, forget
 from deployments.pools import POOLS
 from deployments.processes import ProcessId, end_processes
+from flows.states import OPEN_STATES, in_states, state_of
 
-OPEN_STATES = [kind for kind in StateType if kind not in TERMINAL_STATES]
-"""States of what has not ended."""
 REPORT_GRACE = 20.0
 """Seconds that a Prefect worker which lives has to tell the end of a process by itself."""
 PENDING_GRACE = 60.0
@@ -76,9 +73,7 @@ class DeadRuns:
     async def release_stuck(self, client: PrefectClient) -> None:
         """Offer runs anew that a Prefect worker took and then died before it made their process."""
         taken = await client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(
-                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING]))
-            ),
+            flow_run_filter=FlowRunFilter(state=in_states([StateType.PENDING])),
             work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=list(POOLS))),
         )
         processes = flow_processes()
@@ -89,7 +84,7 @@ class DeadRuns:
 
     async def _cancel_if_wanted(self, client: PrefectClient, run: UUID, process: psutil.Process, now: float) -> None:
         flow_run = await _read(client, run)
-        if flow_run is None or flow_run.state is None or flow_run.state.type != StateType.CANCELLING:
+        if flow_run is None or state_of(flow_run) != StateType.CANCELLING:
             return
         with suppress(psutil.NoSuchProcess):
             if run not in self._asked_at:
@@ -117,7 +112,7 @@ async def close_run(client: PrefectClient, flow_run: FlowRun, state: State) -> N
         await close_run(client, child, state)
     open_tasks = await client.read_task_runs(
         flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id])),
-        task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=OPEN_STATES))),
+        task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=list(OPEN_STATES)))),
     )
     for task_run in open_tasks:
         await client.set_task_run_state(task_run.id, state.fresh_copy(), force=True)
@@ -135,7 +130,7 @@ async def _open_children(client: PrefectClient, parent: UUID) -> list[FlowRun]:
     return await client.read_flow_runs(
         flow_run_filter=FlowRunFilter(
             parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[parent]),
-            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=OPEN_STATES)),
+            state=in_states(OPEN_STATES),
         )
     )
 

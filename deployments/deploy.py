@@ -16,6 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.objects import DeploymentSchedule
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.exceptions import ObjectNotFound
 from prefect.utilities.callables import generate_parameter_schema
 
 from blocks.storage import S3Access
@@ -25,7 +29,7 @@ from deployments.exit_codes import USER_ERROR
 from deployments.flow_processes import process_variables
 from deployments.pools import ensure_pools
 from deployments.signatures import read_signature
-from flows.names import CONTROL_POOL, DEPLOYMENT, LEARNER_POOL, ROLLOUT_POOL
+from flows.names import CONTROL_POOL, DEPLOYMENT, LEARNER_POOL, RECURRING_FLOW, ROLLOUT_POOL
 
 DEPENDENT_DEFAULTS = {"RolloutConfig": ("launcher",), "ExperienceConfig": ("clock",), "RewardConfig": ("functions",)}
 """Settings whose default depends on others: a form that filled them in would decide them."""
@@ -78,6 +82,17 @@ DEPLOYMENTS = (
         {**_RUN, "decision": "Number of the scaling decision that asked for it."},
     ),
     FlowDeployment(
+        RECURRING_FLOW,
+        "flows.recurring.recurring",
+        CONTROL_POOL,
+        "Trains a run of a series; `gyre schedule` makes a deployment with a schedule of each series.",
+        {
+            "config": "The whole configuration of each run; experiment.name is the series.",
+            "overlap": "While a run of the series still trains: `skip` this firing, `queue` it, or `refuse` and fail.",
+            "start": "Start from the configured `model`, or from the `last_export` of the series.",
+        },
+    ),
+    FlowDeployment(
         "evaluate",
         "flows.evaluate.evaluate_newest",
         CONTROL_POOL,
@@ -100,11 +115,26 @@ async def deploy(client: PrefectClient, deployments: Sequence[FlowDeployment] = 
     await ensure_automations(client)
 
 
-async def register(client: PrefectClient, deployment: FlowDeployment) -> None:
-    """Register one flow for process workers, or bring its deployment up to date."""
+async def register(
+    client: PrefectClient,
+    deployment: FlowDeployment,
+    name: str = DEPLOYMENT,
+    parameters: Mapping[str, Any] | None = None,
+    schedules: Sequence[DeploymentScheduleCreate] | None = None,
+) -> None:
+    """Register one flow for process workers, or bring its deployment up to date.
+
+    Without `parameters` and `schedules`, those that the deployment was given in Prefect stay.
+    """
+    present = await _present(client, f"{deployment.flow}/{name}")
+    if present is not None:
+        parameters = present.parameters if parameters is None else parameters
+        schedules = [_again(schedule) for schedule in present.schedules] if schedules is None else schedules
     await client.create_deployment(
         await client.create_flow_from_name(deployment.flow),
-        DEPLOYMENT,
+        name,
+        parameters=dict(parameters or {}),
+        schedules=list(schedules or ()),
         version=package_version("gyre"),
         description=deployment.description,
         tags=["gyre"],
@@ -114,6 +144,20 @@ async def register(client: PrefectClient, deployment: FlowDeployment) -> None:
         parameter_openapi_schema=form_schema(deployment),
         enforce_parameter_schema=True,
         job_variables=process_variables(),
+    )
+
+
+async def _present(client: PrefectClient, name: str) -> DeploymentResponse | None:
+    try:
+        return await client.read_deployment_by_name(name)
+    except ObjectNotFound:
+        return None
+
+
+def _again(schedule: DeploymentSchedule) -> DeploymentScheduleCreate:
+    """What makes a schedule that is there once more: Prefect drops all when it registers a deployment again."""
+    return DeploymentScheduleCreate(
+        schedule=schedule.schedule, active=schedule.active, parameters=schedule.parameters, slug=schedule.slug
     )
 
 

@@ -11,17 +11,15 @@ from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterId,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
     WorkPoolFilter,
     WorkPoolFilterName,
 )
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Cancelled, Cancelling
 
-from deployments.dead_runs import OPEN_STATES
 from deployments.flow_processes import flow_processes
 from flows.names import CONTROL_POOL, LEARNER_POOL, ROLLOUT_POOL
+from flows.states import OPEN_STATES, in_states, state_of
 
 LookAfter = Callable[[], Awaitable[None]]
 
@@ -53,7 +51,7 @@ async def drain(client: PrefectClient, look_after: LookAfter, *, timeout: float,
 
 async def _cancel(client: PrefectClient, runs: Iterable[FlowRun]) -> None:
     for run in runs:
-        if run.state is not None and run.state.type != StateType.CANCELLING:
+        if state_of(run) != StateType.CANCELLING:
             await client.set_flow_run_state(run.id, Cancelling())
 
 
@@ -83,7 +81,7 @@ async def _read(
     return await client.read_flow_runs(
         flow_run_filter=FlowRunFilter(
             id=FlowRunFilterId(any_=runs) if runs is not None else None,
-            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=states)),
+            state=in_states(states),
         ),
         work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=list(pools))),
     )

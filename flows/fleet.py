@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -15,8 +15,6 @@ from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterDeploymentId,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
     FlowRunFilterTags,
     LogFilter,
     LogFilterFlowRunId,
@@ -29,6 +27,7 @@ from prefect.events import emit_event
 from prefect.states import Cancelling
 
 from flows.names import ROLLOUT_DEPLOYMENT, ROLLOUT_POOL, SCALE_REQUESTED
+from flows.states import OPEN_STATES, in_states, state_of
 from gyre_core.cluster.epochs import current_epoch
 from gyre_core.cluster.fleet import Target, promote, read_target, request_drain
 from gyre_core.cluster.heartbeat import WorkerBeat
@@ -37,7 +36,6 @@ from gyre_core.storage import Storage
 
 logger = logging.getLogger(__name__)
 
-OPEN_STATES = [kind for kind in StateType if kind not in TERMINAL_STATES]
 _PAGE = 200
 # Flow runs that the server gives in one answer.
 
@@ -118,7 +116,7 @@ class PrefectFleet:
         """Cancel every worker whose flow run had not ended at the last look."""
         async with get_client() as client:
             for run in self._open.values():
-                if _state(run) != StateType.CANCELLING:
+                if state_of(run) != StateType.CANCELLING:
                     await client.set_flow_run_state(run.id, Cancelling())
 
     async def last_words(self, slot: int) -> str:
@@ -157,7 +155,7 @@ class PrefectFleet:
         now = time.monotonic()
         self._draining_since = {name: since for name, since in self._draining_since.items() if name in self._open}
         late = [name for name, since in self._draining_since.items() if now - since > self._drain_timeout]
-        return [name for name in late if _state(self._open[name]) != StateType.CANCELLING]
+        return [name for name in late if state_of(self._open[name]) != StateType.CANCELLING]
 
     async def _start(self, client: PrefectClient, deployment: UUID, start: Start) -> None:
         await client.create_flow_run_from_deployment(
@@ -181,7 +179,7 @@ class PrefectFleet:
         """Add the workers that ended since the last look, newest first."""
         offset = 0
         while True:
-            page = await self._read_page(client, deployment, list(TERMINAL_STATES), offset)
+            page = await self._read_page(client, deployment, TERMINAL_STATES, offset)
             news = [run for run in page if run.id not in self._ended]
             self._ended.update((run.id, run) for run in news)
             if len(page) < _PAGE or not news:
@@ -189,13 +187,13 @@ class PrefectFleet:
             offset += _PAGE
 
     async def _read_page(
-        self, client: PrefectClient, deployment: UUID, states: Sequence[StateType], offset: int
+        self, client: PrefectClient, deployment: UUID, states: Iterable[StateType], offset: int
     ) -> list[FlowRun]:
         return await client.read_flow_runs(
             flow_run_filter=FlowRunFilter(
                 deployment_id=FlowRunFilterDeploymentId(any_=[deployment]),
                 tags=FlowRunFilterTags(all_=[self._key]),
-                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(states))),
+                state=in_states(states),
             ),
             sort=FlowRunSort.EXPECTED_START_TIME_DESC,
             limit=_PAGE,
@@ -245,16 +243,12 @@ def describe(plan: FleetPlan) -> str:
     return "; ".join(f"{verb} {', '.join(names)}" for verb, names in parts if names) or "nothing to do"
 
 
-def _state(run: FlowRun) -> StateType | None:
-    return run.state.type if run.state is not None else None
-
-
 def _failed(run: FlowRun) -> bool:
-    return _state(run) in (StateType.FAILED, StateType.CRASHED)
+    return state_of(run) in (StateType.FAILED, StateType.CRASHED)
 
 
 def _phase(run: FlowRun, sign: Sign | None) -> Phase:
-    state = _state(run)
+    state = state_of(run)
     if state in TERMINAL_STATES:
         return "ended"
     if state in (StateType.CANCELLING, StateType.PAUSED):
@@ -270,7 +264,7 @@ def _phase(run: FlowRun, sign: Sign | None) -> Phase:
 async def _set_limit(client: PrefectClient, starting: int) -> None:
     """Move the pool's concurrency limit to what is open in it, of all runs, and what is about to start."""
     opened = await client.count_flow_runs(
-        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=OPEN_STATES))),
+        flow_run_filter=FlowRunFilter(state=in_states(OPEN_STATES)),
         work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[ROLLOUT_POOL])),
     )
     limit = max(1, opened + starting)

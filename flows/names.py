@@ -15,6 +15,8 @@ RESIZE_DEPLOYMENT = f"resize/{DEPLOYMENT}"
 """One pass of the reconciler."""
 TRAIN_DEPLOYMENT = f"train/{DEPLOYMENT}"
 """A training run."""
+RECURRING_FLOW = "recurring"
+"""Flow of a recurring job; each series has a deployment of its own, named like it."""
 
 SCALE_REQUESTED = "gyre.scale.requested"
 """Event of a scaling decision; its payload holds `run`, `storage` and `decision`, the parameters of `resize`."""
