@@ -28,15 +28,21 @@ READER = S3Options(access_key="reader", secret_key="reader-secret-9")
 
 @dataclass(frozen=True)
 class S3Server:
-    """A running service with a bucket; this process knows its access as the block of its name."""
+    """A running service; this process knows its access as the block of its name."""
 
     name: str
     options: S3Options
+    fresh_buckets: bool
+    """Whether each folder gets a bucket of its own: moto looks through all objects of a bucket to list some."""
 
     @property
     def url(self) -> str:
         """The URL of a folder of the bucket that nobody has used yet, for users whose environment has the access."""
-        return f"s3://{BUCKET}/{uuid.uuid4().hex}"
+        name = uuid.uuid4().hex
+        if not self.fresh_buckets:
+            return f"s3://{BUCKET}/{name}"
+        _make_bucket(self.options, name)
+        return f"s3://{name}/folder"
 
     def storage(self, url: str | None = None) -> Storage:
         """The storage at a URL, by default a new one."""
@@ -69,7 +75,7 @@ def moto(folder: Path) -> Generator[S3Server]:
     """A moto server."""
     (port,) = free_ports(1)
     with _running([sys.executable, str(MOTO), str(port)], folder, f"http://127.0.0.1:{port}/moto-api/"):
-        yield _with_bucket("moto", f"http://127.0.0.1:{port}")
+        yield _introduce("moto", f"http://127.0.0.1:{port}", fresh_buckets=True)
 
 
 @contextmanager
@@ -98,14 +104,19 @@ def seaweedfs(folder: Path) -> Generator[S3Server]:
     command += [f"-{name}={port}" for name, port in ports.items()]
     url = f"http://127.0.0.1:{ports['s3.port']}"
     with _running(command, folder, f"{url}/status"):
-        yield _with_bucket("SeaweedFS", url)
+        server = _introduce("SeaweedFS", url, fresh_buckets=False)
+        _make_bucket(server.options, BUCKET)
+        yield server
 
 
-def _with_bucket(name: str, url: str) -> S3Server:
+def _introduce(name: str, url: str, *, fresh_buckets: bool) -> S3Server:
     options = S3Options(endpoint=url, region="us-east-1", access_key="gyre", secret_key="gyre-secret-7")
-    S3Client(options, patience=START_SECONDS).call("create_bucket", {"Bucket": BUCKET})
     remember_block(name, options)
-    return S3Server(name, options)
+    return S3Server(name, options, fresh_buckets)
+
+
+def _make_bucket(options: S3Options, name: str) -> None:
+    S3Client(options, patience=START_SECONDS).call("create_bucket", {"Bucket": name})
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from s3_proxy import faulty_proxy
-from s3_servers import BUCKET, free_ports
+from s3_servers import free_ports
 
 from gyre_core.cluster.claims import claim
 from gyre_core.storage import S3Options, StorageError, open_storage, s3, s3_client
@@ -154,7 +154,7 @@ def test_a_service_that_refuses_for_long_is_named_with_its_last_answer(faulty, m
     with pytest.raises(StorageError) as caught:
         storage.create("a", b"mine")
     text = str(caught.value)
-    assert f"s3://{BUCKET}/{storage.folder}/a" in text
+    assert f"s3://{storage.bucket}/{storage.folder}/a" in text
     assert "within 0.5 s" in text
     assert "503 SlowDown: as the test wants it" in text
 
@@ -203,7 +203,7 @@ async def refuse(operation, arguments):
 def test_an_upload_that_is_killed_before_its_end_leaves_nothing_visible(server, faulty):
     storage, proxy, rival = faulty
     proxy.add("POST", "uploadId", "stall")
-    url = s3_url(f"s3://{BUCKET}/{storage.folder}", None, storage._client.endpoint)
+    url = s3_url(f"s3://{storage.bucket}/{storage.folder}", None, storage._client.endpoint)
     writer = subprocess.Popen(
         [sys.executable, str(WRITERS), "upload", url],
         env={**os.environ, **server.environment(), "PYTHONPATH": str(ROOT)},
@@ -266,5 +266,5 @@ def test_a_long_listing_comes_in_pages(moto):
 
 def uploads_under_way(storage: S3Storage) -> list[str]:
     client: S3Client = storage._client
-    answer = client.call("list_multipart_uploads", {"Bucket": BUCKET, "Prefix": storage.folder})
+    answer = client.call("list_multipart_uploads", {"Bucket": storage.bucket, "Prefix": storage.folder})
     return [upload["Key"] for upload in answer.get("Uploads", [])]

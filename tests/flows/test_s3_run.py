@@ -126,7 +126,7 @@ async def test_a_worker_that_is_killed_on_s3_loses_and_doubles_nothing(tmp_path,
     for name, value in seaweedfs.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_ENDPOINT_URL")
-    rollout = {"launcher": "pool", "worker_count": 1, "max_worker": 1, "heartbeat_timeout": 5.0, "timeout": 90.0}
+    rollout = {"launcher": "pool", "worker_count": 1, "max_worker": 1, "heartbeat_timeout": 5.0, "timeout": 150.0}
     config = tiny_config(
         tmp_path,
         experiment={"name": "tiny", "steps": 2, "threads": 1},
