@@ -3,7 +3,7 @@
 A learner takes a step every `SLOW` seconds, then every `FAST` seconds, then slowly again; workers release so many
 tokens a second that one to six of them are needed. Both are timed, so that a small machine's cores are not the limit.
 Prefect and everything else are real. Once a minute a worker is killed (`kill -9`). The same steps are taken with six
-workers all the time. The last line is one JSON object: hours of workers held, the learner's wait, the reward at the end.
+workers all the time. The last line is one JSON object: hours of workers held, the wait of the learner, the reward.
 
     python benchmarks/elastic_run.py [--seed 1]
 """

@@ -64,7 +64,9 @@ class RemoteRollout:
         self.decisions: list[str] = []
         """What was decided about the number of workers, and why; newest last."""
         self._storage = storage
-        self._pause = LOOK_SECONDS if isinstance(storage, LocalStorage) else LOOK_SECONDS_REMOTE
+        pause = LOOK_SECONDS if isinstance(storage, LocalStorage) else LOOK_SECONDS_REMOTE
+        # Often enough that the registry never takes its own pauses for an outage.
+        self._pause = min(pause, config.heartbeat_timeout / 6)
         self._counted: dict[str, WorkerBeat] = {}
         self._reported = WorkTotals()
         self._ended = False
