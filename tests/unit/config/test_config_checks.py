@@ -82,7 +82,7 @@ POSSIBLE = [
     "rollout: {min_worker: 4, worker_count: 24}",
     "elastic: {pool_low_threshold: 0.79}",
     "elastic: {enabled: true}\nrollout: {launcher: pool}",
-    "rollout: {max_lag: 1, quota: 0.1}",
+    "rollout: {launcher: pool, max_lag: 1, quota: 0.1}",
     "rollout: {max_lag: 59}",
     "rollout: {max_lag: 60}\nexperience: {clock: seconds}",
     "learning: {update_steps: 128}",

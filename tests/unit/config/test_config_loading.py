@@ -112,7 +112,9 @@ DEPENDENT = [
     ({"rollout": {"launcher": "ray"}}, ("ray", 1, 0.9, "seconds")),
     ({"rollout": {"launcher": "pool", "max_lag": 0}}, ("pool", 0, 1.0, "seconds")),
     ({"rollout": {"max_lag": 2}}, ("inline", 2, 1.0, "steps")),
-    ({"rollout": {"max_lag": 2, "quota": 0.5}, "experience": {"clock": "seconds"}}, ("inline", 2, 0.5, "seconds")),
+    ({"rollout": {"max_lag": 2}, "experience": {"clock": "seconds"}}, ("inline", 2, 1.0, "seconds")),
+    ({"rollout": {"launcher": "pool", "max_lag": 2, "quota": 0.5}}, ("pool", 2, 0.5, "seconds")),
+    ({"rollout": {"launcher": "pool", "max_refills": 1}}, ("pool", 1, 1.0, "seconds")),
 ]
 
 
