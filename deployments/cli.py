@@ -1,7 +1,8 @@
 """The command `gyre`: trains, checks, evaluates and exports policies from the command line.
 
 Exit codes: 0 success, 1 a run that failed, 2 a mistake in the configuration or the command (one sentence for each on
-stderr), 130 interrupted, 143 terminated. Heavy imports stay inside the commands, so that help and `--dry-run` are quick.
+stderr), 130 interrupted, 143 terminated. Heavy imports stay inside the commands, so that help and `--dry-run` are
+quick.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ def process_variables() -> dict[str, Any]:
     a pipe, so that a flow that prints fails once the Prefect worker has died.
     """
     script = (
+        'if [ -z "$GYRE_FLOWS" ]; then exec python -m prefect.engine; fi; '
         'run="$GYRE_FLOWS/$PREFECT__FLOW_RUN_ID"; echo $$ >"$run.pid"; cd "$GYRE_FOLDER" && '
         'exec "$GYRE_PYTHON" -m prefect.engine >>"$run.log" 2>&1'
     )
@@ -35,9 +36,10 @@ def process_variables() -> dict[str, Any]:
 
 
 def flow_environment() -> dict[str, str]:
-    """What a Prefect worker of this machine needs in its environment for `process_variables`.
+    """What the supervisor's Prefect workers have in their environment for `process_variables`.
 
-    Flows run in the folder of the process that calls this.
+    Flows run in the folder of the process that calls this. A worker without it, started by hand, runs them as Prefect
+    does by default.
     """
     return {"GYRE_FLOWS": str(flow_home()), "GYRE_FOLDER": str(Path.cwd()), "GYRE_PYTHON": sys.executable}
 

@@ -25,6 +25,7 @@ import httpx
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
+from deployments import users
 from deployments.database import DATABASE_VARIABLE, check_database, hide_password, server_url
 from deployments.home import gyre_home, last_lines, locked, write_whole
 from deployments.processes import ProcessId, end_processes, start_process
@@ -107,18 +108,16 @@ def prefect_api(keep_server: bool = False, port: int | None = None) -> Generator
     home = server_home()
     with _locked(home):
         server = _running_server(home) or _start_server(home, port)
-        user = home / "users" / str(os.getpid())
-        user.parent.mkdir(exist_ok=True)
-        write_whole(user, str(ProcessId.of(os.getpid()).started_at))
+        users.join(home / "users")
     try:
         with _environment(CLIENT_SETTINGS), temporary_settings({PREFECT_API_URL: server.api_url}):
             yield server.api_url
     finally:
         with _locked(home):
-            user.unlink(missing_ok=True)
+            users.leave(home / "users")
             if keep_server:
                 (home / "keep").touch()
-            if not _users(home) and not (home / "keep").exists():
+            if not users.living(home / "users") and not (home / "keep").exists():
                 _stop_server(home)
 
 
@@ -162,7 +161,7 @@ def end_unused_server() -> None:
     """End the local server if no process that lives uses it, and it is not to be kept."""
     home = server_home()
     with _locked(home):
-        if not _users(home) and not (home / "keep").exists():
+        if not users.living(home / "users") and not (home / "keep").exists():
             _stop_server(home)
 
 
@@ -250,17 +249,6 @@ def _stop_server(home: Path) -> bool:
     end_processes([server.process], STOP_TIMEOUT)
     (home / "server.json").unlink(missing_ok=True)
     return True
-
-
-def _users(home: Path) -> list[int]:
-    """Processes that use the server; files of processes that died without leaving are removed."""
-    users: list[int] = []
-    for file in (home / "users").glob("[0-9]*"):
-        if ProcessId(int(file.name), float(file.read_text())).running():
-            users.append(int(file.name))
-        else:
-            file.unlink(missing_ok=True)
-    return users
 
 
 def _checked_port(port: int | None) -> int:

@@ -12,13 +12,14 @@ from pathlib import Path
 
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
+from deployments import users
 from deployments.database import DATABASE_VARIABLE, server_url
 from deployments.dead_runs import end_flow_processes
 from deployments.exit_codes import USER_ERROR
-from deployments.home import gyre_home, last_lines
+from deployments.home import gyre_home, last_lines, locked
 from deployments.local import START_TIMEOUT, configured_api, end_unused_server, prefect_api, running_server
-from deployments.platform_state import PlatformError, PlatformState, report_file, state_file
-from deployments.processes import ProcessId, end_processes, start_process, wait_for_end
+from deployments.platform_state import PlatformError, PlatformState, owners_folder, report_file, state_file
+from deployments.processes import end_processes, start_process, wait_for_end
 from deployments.supervisor import (
     DRAIN_TIMEOUT,
     ONLINE_TIMEOUT,
@@ -35,19 +36,28 @@ _LOG_LINES = 15
 
 
 def running_platform() -> PlatformState | None:
-    """The platform whose supervisor lives, if any."""
+    """The platform whose supervisor lives, if any; one that is about to end is waited for."""
     state = PlatformState.load()
-    return state if state is not None and state.running else None
+    if state is None or not state.running:
+        return None
+    if state.stage == "stopping" and wait_for_end(state.supervisor, DOWN_TIMEOUT):
+        return None
+    return state
 
 
-def start_platform(
-    *, port: int | None = None, database: str | None = None, owner: ProcessId | None = None
-) -> PlatformState:
-    """Start everything and wait until it is ready; what a supervisor that died has left is cleaned up before.
+@contextlib.contextmanager
+def alone() -> Generator[None]:
+    """Hold off other commands that would start or end the platform, in a `with` block."""
+    with locked(gyre_home() / "starting.lock", UP_TIMEOUT + DOWN_TIMEOUT):
+        yield
+
+
+def start_platform(*, port: int | None = None, database: str | None = None, owned: bool = False) -> PlatformState:
+    """Start everything and wait until it is ready, `alone`.
 
     `port` is that of a server that has to be started (default: any that is free), `database` the URL of its PostgreSQL;
-    the platform ends with the process `owner`. Raises ValueError for a user's mistake and PlatformError for anything
-    that did not come up; then nothing is left running, as after Ctrl-C.
+    an `owned` platform ends with the last process that is in `owners_folder`. Raises ValueError for a user's mistake
+    and PlatformError for anything that did not come up; then nothing is left running, as after Ctrl-C.
     """
     if database is not None:
         server_url(database)
@@ -57,7 +67,7 @@ def start_platform(
     environment = {**os.environ, **({DATABASE_VARIABLE: database} if database else {})}
     command = [sys.executable, "-m", "deployments.supervisor"]
     command += ["--port", str(port)] if port is not None else []
-    command += ["--owner", f"{owner.pid}:{owner.started_at}"] if owner is not None else []
+    command += ["--owned"] if owned else []
     report_file().unlink(missing_ok=True)
     supervisor = start_process(command, _log(), environment)
     try:
@@ -115,21 +125,20 @@ def stop_platform() -> str | None:
 def local_platform(keep_server: bool = False) -> Generator[str]:
     """The API URL of a Prefect that runs rollout workers, in a `with` block.
 
-    That is the configured API, the platform that `gyre up` started, or one that is started here and ended afterwards,
-    or with this process; `keep_server` leaves its server running. Raises like `start_platform`.
+    That is the configured API, the platform that `gyre up` started, or one that runs share: the first starts it, and it
+    ends after the last, or with its process; `keep_server` leaves its server running. Raises like `start_platform`.
     """
     if configured_api() is not None:
         with prefect_api() as url:
             yield url
         return
-    started = running_platform() is None
-    if started:
-        clean_up(end_flows=False)
-        start_platform(owner=ProcessId.of(os.getpid()))
+    users.join(owners_folder())
     try:
-        state = PlatformState.load()
-        if state is None or not state.running:
-            raise PlatformError("the supervisor of `gyre up` has ended; start it again")
+        with alone():
+            state = running_platform()
+            if state is None:
+                clean_up(end_flows=False)
+                state = start_platform(owned=True)
         with contextlib.ExitStack() as api:
             if state.local:
                 api.enter_context(prefect_api(keep_server))
@@ -137,7 +146,14 @@ def local_platform(keep_server: bool = False) -> Generator[str]:
                 api.enter_context(temporary_settings({PREFECT_API_URL: state.api_url}))
             yield state.api_url
     finally:
-        if started:
+        users.leave(owners_folder())
+        _end_if_unused()
+
+
+def _end_if_unused() -> None:
+    with alone():
+        state = running_platform()
+        if state is not None and state.owned and not users.living(owners_folder()):
             stop_platform()
 
 

@@ -6,7 +6,7 @@ import sys
 
 from deployments.exit_codes import FAILED
 from deployments.local import configured_api, running_server
-from deployments.platform import DEFAULT_PORT, clean_up, running_platform, start_platform, stop_platform
+from deployments.platform import DEFAULT_PORT, alone, clean_up, running_platform, start_platform, stop_platform
 from deployments.platform_state import PlatformError, PlatformState
 from deployments.pools import POOLS
 
@@ -16,18 +16,20 @@ def bring_up(port: int | None, database: str | None) -> int:
 
     Raises ValueError for a user's mistake.
     """
-    if (state := running_platform()) is not None:
-        print(f"`gyre up` runs already; end it with `gyre down`\n{_describe(state)}")
-        return 0
-    if clean_up(end_flows=False):
-        print("an earlier `gyre up` had died without `gyre down`; what it left was cleaned up")
-    if port is None and database is None and running_server() is None and configured_api() is None:
-        port = DEFAULT_PORT
-    try:
-        state = start_platform(port=port, database=database)
-    except PlatformError as error:
-        print(error, file=sys.stderr)
-        return FAILED
+    with alone():
+        if (state := running_platform()) is not None:
+            end = "it ends with the last `gyre train` that uses it" if state.owned else "end it with `gyre down`"
+            print(f"`gyre up` runs already; {end}\n{_describe(state)}")
+            return 0
+        if clean_up(end_flows=False):
+            print("an earlier `gyre up` had died without `gyre down`; what it left was cleaned up")
+        if port is None and database is None and running_server() is None and configured_api() is None:
+            port = DEFAULT_PORT
+        try:
+            state = start_platform(port=port, database=database)
+        except PlatformError as error:
+            print(error, file=sys.stderr)
+            return FAILED
     print(_describe(state))
     return 0
 
@@ -35,7 +37,8 @@ def bring_up(port: int | None, database: str | None) -> int:
 def bring_down() -> int:
     """Drain and end the platform, and say what remains; returns the exit code."""
     try:
-        remarks = stop_platform()
+        with alone():
+            remarks = stop_platform()
     except PlatformError as error:
         print(error, file=sys.stderr)
         return FAILED

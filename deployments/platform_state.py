@@ -35,9 +35,13 @@ class Supervised:
 
 @dataclass(slots=True)
 class PlatformState:
-    """The supervisor, what it looks after, and how far it is; `local` when it started or shares a server here."""
+    """The supervisor, what it looks after, and how far it is.
+
+    `owned` when it ends with the last run that uses it, `local` when it started or shares a server here.
+    """
 
     supervisor: ProcessId
+    owned: bool = False
     stage: Stage = "starting"
     api_url: str = ""
     local: bool = True
@@ -73,6 +77,11 @@ class PlatformState:
 def state_file() -> Path:
     """Where the state lies."""
     return gyre_home() / "up.json"
+
+
+def owners_folder() -> Path:
+    """Where runs that hold a platform of their own leave their names; one of `gyre up` has no owners."""
+    return gyre_home() / "owners"
 
 
 def report_file() -> Path:

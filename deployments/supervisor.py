@@ -1,9 +1,9 @@
 """The small process that `gyre up` leaves: it starts server, pools, Prefect workers and deployments, and keeps them.
 
-    python -m deployments.supervisor [--port N] [--owner PID:STARTED_AT]
+    python -m deployments.supervisor [--port N] [--owned]
 
-It ends on SIGTERM, or with its owner: it drains the flow runs, and ends what it started. Whatever fails on the way up
-ends it the same way, with the reason in the report that `gyre up` shows.
+It ends on SIGTERM, or, when it is owned, with its last owner: it drains the flow runs, and ends what it started.
+Whatever fails on the way up ends it the same way, with the reason in the report that `gyre up` shows.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 from prefect.client.orchestration import get_client
 
+from deployments import users
 from deployments.automations import remove_automations
 from deployments.dead_runs import DeadRuns, end_flow_processes
 from deployments.deploy import deploy
@@ -38,7 +39,14 @@ from deployments.local import (
     revive_server,
     server_home,
 )
-from deployments.platform_state import PlatformError, PlatformState, Supervised, report_file, state_file
+from deployments.platform_state import (
+    PlatformError,
+    PlatformState,
+    Supervised,
+    owners_folder,
+    report_file,
+    state_file,
+)
 from deployments.pools import POOLS
 from deployments.prefect_workers import is_online, start_prefect_worker, worker_log
 from deployments.processes import ProcessId, end_processes, reap
@@ -61,10 +69,9 @@ WORKER_STOP_TIMEOUT = 15.0
 class Supervisor:
     """Runs and keeps the platform until it is told to stop."""
 
-    def __init__(self, state: PlatformState, owner: ProcessId | None) -> None:
+    def __init__(self, state: PlatformState) -> None:
         self._state = state
-        self._owner = owner
-        self._stopping = False
+        self._told_to_stop = False
         self._dead_runs = DeadRuns()
         self._restarts: dict[str, Restarts] = {}
         self._started_at: dict[str, float] = {}
@@ -91,13 +98,17 @@ class Supervisor:
                 asyncio.run(self._keep())
 
     def _stop(self) -> None:
-        self._stopping = True
+        self._told_to_stop = True
+
+    @property
+    def _stopping(self) -> bool:
+        return self._told_to_stop or (self._state.owned and not users.living(owners_folder()))
 
     async def _keep(self) -> None:
         """Bring everything up, then look after it until it is time to stop."""
         await self._start()
         for looks in itertools.count(1):
-            if self._stopping or not (self._owner is None or self._owner.running()):
+            if self._stopping:
                 break
             reap()
             if self._state.local:
@@ -115,6 +126,8 @@ class Supervisor:
 
     async def _start(self) -> None:
         prune_logs()
+        if self._stopping:
+            return
         async with get_client() as client:
             await deploy(client)
         for pool in POOLS:
@@ -123,8 +136,9 @@ class Supervisor:
         deadline = time.monotonic() + ONLINE_TIMEOUT
         for pool in POOLS:
             await self._wait_until_online(pool, deadline)
-        self._state.stage = "ready"
-        self._state.save()
+        if not self._stopping:
+            self._state.stage = "ready"
+            self._state.save()
 
     async def _start_worker(self, pool: str) -> None:
         self._state.workers[pool].process = start_prefect_worker(pool, self._state.api_url)
@@ -215,26 +229,21 @@ def _report(text: str) -> None:
         file.write(f"{text}\n")
 
 
-def _parse_owner(text: str) -> ProcessId:
-    pid, _, started_at = text.partition(":")
-    return ProcessId(int(pid), float(started_at))
-
-
 def main() -> int:
     """Supervise; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m deployments.supervisor", description=__doc__)
     parser.add_argument("--port", type=int)
-    parser.add_argument("--owner", type=_parse_owner)
+    parser.add_argument("--owned", action="store_true")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         with locked(gyre_home() / "up.lock", timeout=5.0):
             report_file().unlink(missing_ok=True)
-            state = PlatformState(ProcessId.of(os.getpid()))
+            state = PlatformState(ProcessId.of(os.getpid()), owned=arguments.owned)
             state.save()
             try:
-                Supervisor(state, arguments.owner).run(arguments.port)
+                Supervisor(state).run(arguments.port)
             finally:
                 state_file().unlink(missing_ok=True)
     except (ValueError, TimeoutError) as error:

@@ -6,8 +6,9 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import PrefectClient, get_client
@@ -15,6 +16,7 @@ from prefect.client.schemas.actions import WorkPoolUpdate
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterDeploymentId,
+    FlowRunFilterId,
     FlowRunFilterTags,
     LogFilter,
     LogFilterFlowRunId,
@@ -61,8 +63,10 @@ class PrefectFleet:
         self._storage = storage
         self._epoch = epoch
         self._drain_timeout = drain_timeout
+        self._deployment: UUID | None = None
         self._open: dict[str, FlowRun] = {}
         self._ended: dict[UUID, FlowRun] = {}
+        self._limited_for: int | None = None
         self._draining_since: dict[str, float] = {}
 
     async def reconcile(self, target: Target, signs: Mapping[str, Sign] | None = None) -> FleetPlan:
@@ -78,16 +82,14 @@ class PrefectFleet:
         return plan
 
     async def members(self, signs: Mapping[str, Sign]) -> list[Member]:
-        """All workers that were ever started for the run."""
+        """All workers that were ever started for the run; raises ObjectNotFound when nobody registered any flows."""
         async with get_client() as client:
-            deployment = (await client.read_deployment_by_name(ROLLOUT_DEPLOYMENT)).id
-            await self._read_ended(client, deployment)
-            open_runs = await self._read_page(client, deployment, OPEN_STATES, 0)
+            open_runs = await self._read_runs(client)
         draining = await asyncio.to_thread(self._flagged, "drain")
         promoted = await asyncio.to_thread(self._flagged, "promote")
         runs = {run.id: run for run in (*self._ended.values(), *open_runs)}
         members = {run.id: self._member(run, signs, draining, promoted) for run in runs.values()}
-        self._open = {members[run.id].name: run for run in open_runs if run.id not in self._ended}
+        self._open = {members[run.id].name: run for run in open_runs}
         return list(members.values())
 
     async def apply(self, plan: FleetPlan) -> None:
@@ -99,11 +101,12 @@ class PrefectFleet:
         async with get_client() as client:
             for name in (*plan.cancel, *self._overdue()):
                 await client.set_flow_run_state(self._open[name].id, Cancelling())
-            await _set_limit(client, len(plan.start))
-            if plan.start:
-                deployment = (await client.read_deployment_by_name(ROLLOUT_DEPLOYMENT)).id
-                for start in plan.start:
-                    await self._start(client, deployment, start)
+            expected = len(self._open) + len(plan.start)
+            if expected != self._limited_for:
+                await _set_limit(client, len(plan.start))
+                self._limited_for = expected
+            for start in plan.start:
+                await self._start(client, start)
         if plan.start or plan.promote or plan.drain or plan.cancel:
             logger.info("rollout workers of %s: %s", self._key, describe(plan))
 
@@ -157,9 +160,10 @@ class PrefectFleet:
         late = [name for name, since in self._draining_since.items() if now - since > self._drain_timeout]
         return [name for name in late if state_of(self._open[name]) != StateType.CANCELLING]
 
-    async def _start(self, client: PrefectClient, deployment: UUID, start: Start) -> None:
-        await client.create_flow_run_from_deployment(
-            deployment,
+    async def _start(self, client: PrefectClient, start: Start) -> None:
+        assert self._deployment is not None, "it was read with the members"
+        run = await client.create_flow_run_from_deployment(
+            self._deployment,
             parameters={
                 "run": self._key,
                 "storage": self._storage.url,
@@ -171,34 +175,43 @@ class PrefectFleet:
             tags=[self._key],
             idempotency_key=f"{self._key}/{self._epoch}/{start.slot}.{start.generation}",
         )
+        if state_of(run) in TERMINAL_STATES:
+            # Another reconciler started it, and it ended before anybody looked.
+            self._ended[run.id] = run
 
     def _flagged(self, what: str) -> frozenset[str]:
         return frozenset(name.rpartition("/")[2] for name in self._storage.list(f"fleet/{what}"))
 
-    async def _read_ended(self, client: PrefectClient, deployment: UUID) -> None:
-        """Add the workers that ended since the last look, newest first."""
-        offset = 0
-        while True:
-            page = await self._read_page(client, deployment, TERMINAL_STATES, offset)
-            news = [run for run in page if run.id not in self._ended]
-            self._ended.update((run.id, run) for run in news)
-            if len(page) < _PAGE or not news:
-                return
-            offset += _PAGE
+    async def _read_runs(self, client: PrefectClient) -> list[FlowRun]:
+        """The open flow runs; those that ended since the last look are added to the others."""
+        if self._deployment is None:
+            self._deployment = (await client.read_deployment_by_name(ROLLOUT_DEPLOYMENT)).id
+            self._ended = {run.id: run for run in await self._read(client, state=in_states(TERMINAL_STATES))}
+        open_runs = await self._read(client, state=in_states(OPEN_STATES))
+        gone = {run.id for run in self._open.values()} - {run.id for run in open_runs}
+        for run in await self._read(client, id=FlowRunFilterId(any_=list(gone))) if gone else []:
+            if state_of(run) in TERMINAL_STATES:
+                self._ended[run.id] = run
+            else:
+                open_runs.append(run)
+        return open_runs
 
-    async def _read_page(
-        self, client: PrefectClient, deployment: UUID, states: Iterable[StateType], offset: int
-    ) -> list[FlowRun]:
-        return await client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(
-                deployment_id=FlowRunFilterDeploymentId(any_=[deployment]),
-                tags=FlowRunFilterTags(all_=[self._key]),
-                state=in_states(states),
-            ),
-            sort=FlowRunSort.EXPECTED_START_TIME_DESC,
-            limit=_PAGE,
-            offset=offset,
-        )
+    async def _read(self, client: PrefectClient, **which: Any) -> list[FlowRun]:
+        runs: list[FlowRun] = []
+        while True:
+            page = await client.read_flow_runs(
+                flow_run_filter=FlowRunFilter(
+                    deployment_id=FlowRunFilterDeploymentId(any_=[self._deployment] if self._deployment else []),
+                    tags=FlowRunFilterTags(all_=[self._key]),
+                    **which,
+                ),
+                sort=FlowRunSort.ID_DESC,
+                limit=_PAGE,
+                offset=len(runs),
+            )
+            runs += page
+            if len(page) < _PAGE:
+                return runs
 
 
 async def reconcile_once(key: str, storage: Storage) -> FleetPlan:

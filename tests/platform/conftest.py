@@ -13,6 +13,13 @@ from deployments.platform import local_platform
 from deployments.platform_state import PlatformState
 
 
+def pytest_collection_modifyitems(items):
+    """Starting a platform takes its time on a busy machine; what does not come has a deadline of its own."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(600))
+
+
 @pytest.fixture(scope="session")
 def home(tmp_path_factory):
     """A `GYRE_HOME` of the tests' own, without an API that is configured."""

@@ -10,7 +10,7 @@ from deployments.flow_processes import flow_processes
 from deployments.platform_state import PlatformState
 from flows.names import CONTROL_POOL, ROLLOUT_POOL
 
-DEADLINE = 60.0
+DEADLINE = 120.0
 """Seconds until what a test waits for must have happened."""
 TOYS = (
     FlowDeployment("rollout_worker", "toy_flows.rollout_worker", ROLLOUT_POOL, "A worker without an engine."),

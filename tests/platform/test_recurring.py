@@ -27,7 +27,6 @@ def config(tmp_path):
     )
 
 
-@pytest.mark.timeout(300)
 async def test_firings_that_overlap_wait_yield_or_fail_and_go_on_from_the_last_export(platform, config, tmp_path):
     name = await asyncio.to_thread(schedule_runs, config, NEW_YEAR, "UTC", "queue", "last_export")
     assert name == "recurring/series"

@@ -68,7 +68,6 @@ def ended(processes):
     return [process for process in processes if process.running()] == []
 
 
-@pytest.mark.timeout(400)
 def test_up_twice_then_its_supervisor_dies_then_up_and_down(own_home):
     port = free_port()
     code, out, err = gyre("up", "--port", str(port))
@@ -118,29 +117,22 @@ def test_a_database_that_is_none_is_one_sentence_without_its_password(own_home):
     assert not any("very-secret" in text for text in [err, *written])
 
 
-@pytest.mark.timeout(400)
-def test_ctrl_c_on_the_way_up_and_the_death_of_the_owner_leave_nothing(own_home):
-    with subprocess.Popen(command("up", "--port", str(free_port())), stdout=subprocess.DEVNULL) as process:
+@pytest.mark.parametrize(
+    ("arguments", "number"),
+    [(command("up", "--port", "0"), signal.SIGINT), ([sys.executable, "-c", HOLD], signal.SIGKILL)],
+    ids=["Ctrl-C in gyre up", "a run that is killed"],
+)
+def test_what_ends_on_the_way_up_leaves_nothing(own_home, arguments, number):
+    with subprocess.Popen(arguments) as process:
         server = asyncio.run(until(known_server, "a server"))
-        process.send_signal(signal.SIGINT)
-        assert process.wait(3 * DEADLINE) == 130
-    assert PlatformState.load() is None
-    assert not server.process.running()
-
-    with subprocess.Popen([sys.executable, "-c", HOLD]) as owner:
-        asyncio.run(until(ready_platform, "the platform"))
-        processes = all_processes()
-        owner.kill()
-    asyncio.run(until(lambda: all_ended(processes), "the end of the platform"))
+        supervisor = PlatformState.load().supervisor
+        process.send_signal(number)
+        assert process.wait(DEADLINE) == (130 if number == signal.SIGINT else -number)
+    asyncio.run(until(lambda: all_ended([supervisor, server.process]), "the end of the platform"))
 
 
 async def known_server():
     return LocalServer.known(server_home())
-
-
-async def ready_platform():
-    state = PlatformState.load()
-    return state is not None and state.stage == "ready"
 
 
 async def all_ended(processes):

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from deployments import local
+from deployments import local, users
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_only_live_processes_count_as_users(home, other_process):
     use(home, ended_process(), 1000.0)
     use(home, other_process.pid, other_process.create_time() - 3600)
     (home / "users" / ".123.unfinished").write_text("")
-    assert local._users(home) == [os.getpid()]
+    assert users.living(home / "users") == [os.getpid()]
     assert [file.name for file in (home / "users").glob("[0-9]*")] == [str(os.getpid())]
 
 
@@ -130,7 +130,7 @@ def test_the_last_user_ends_the_server(home, other_process):
         assert url == server["api_url"]
         assert url.startswith("http://127.0.0.1:")
         assert PREFECT_API_URL.value() == url
-        assert set(local._users(home)) == {os.getpid(), other_process.pid}
+        assert set(users.living(home / "users")) == {os.getpid(), other_process.pid}
     assert PREFECT_API_URL.value() != url
     assert httpx.get(f"{url}/health").status_code == 200
     other_process.kill()
