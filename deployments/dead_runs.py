@@ -99,7 +99,7 @@ class DeadRuns:
         state = flow_run.state if flow_run is not None else None
         if flow_run is not None and state is not None:
             if state.type == StateType.CANCELLING or (asked and not state.is_completed()):
-                await close_run(client, flow_run, Cancelled(message="Cancelled; its Prefect worker had ended."))
+                await close_run(client, flow_run, Cancelled(message="Cancelled; its process has ended."))
             elif not state.is_final():
                 message = f"Its process {process.pid} on {os.uname().nodename} ended without a word."
                 await close_run(client, flow_run, Crashed(message=message))

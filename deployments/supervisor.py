@@ -115,11 +115,7 @@ class Supervisor:
                 await self._revive("server", self._state.server, self._revive_server)
             for pool, worker in self._state.workers.items():
                 await self._revive(pool, worker, lambda pool=pool: self._start_worker(pool))
-            with contextlib.suppress(httpx.HTTPError):
-                if flow_processes():
-                    await self._look_after_runs()
-                if looks % STUCK_LOOKS == 0 and self._state.local:
-                    await self._release_stuck_runs()
+            await self._look_after_runs(looks)
             await asyncio.sleep(LOOK_SECONDS)
         self._state.stage = "stopping"
         self._state.save()
@@ -195,13 +191,21 @@ class Supervisor:
         self._state.server.process = server.process
         self._started_at["server"] = time.monotonic()
 
-    async def _look_after_runs(self) -> None:
+    async def _look_after_runs(self, looks: int) -> None:
+        try:
+            if flow_processes():
+                await self._settle_runs()
+            if looks % STUCK_LOOKS == 0 and self._state.local:
+                async with get_client() as client:
+                    await self._dead_runs.release_stuck(client)
+        except httpx.HTTPError:
+            pass  # The server is away, or refuses to speak of a run that it was rid of; the next look is soon.
+        except Exception:
+            logger.exception("flow runs could not be looked after; everything else goes on")
+
+    async def _settle_runs(self) -> None:
         async with get_client() as client:
             await self._dead_runs.settle(client, self._state.worker_processes())
-
-    async def _release_stuck_runs(self) -> None:
-        async with get_client() as client:
-            await self._dead_runs.release_stuck(client)
 
     async def _tell_ends(self) -> None:
         """Tell Prefect of the processes that were killed on the way down."""
@@ -213,7 +217,7 @@ class Supervisor:
         """End the flow runs of this machine, and on its own server what would start new ones."""
         try:
             async with get_client() as client:
-                late = await drain(client, self._look_after_runs, timeout=DRAIN_TIMEOUT, local=self._state.local)
+                late = await drain(client, self._settle_runs, timeout=DRAIN_TIMEOUT, local=self._state.local)
                 if self._state.local:
                     await remove_automations(client)
         except httpx.HTTPError as error:

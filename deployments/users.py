@@ -27,7 +27,11 @@ def living(folder: Path) -> list[int]:
     """Users that live; files of processes that died without leaving are removed."""
     users: list[int] = []
     for file in folder.glob("[0-9]*"):
-        if ProcessId(int(file.name), float(file.read_text())).running():
+        try:
+            started_at = float(file.read_text())
+        except FileNotFoundError:
+            continue  # It has left meanwhile.
+        if ProcessId(int(file.name), started_at).running():
             users.append(int(file.name))
         else:
             file.unlink(missing_ok=True)
