@@ -8,9 +8,9 @@ import inspect
 from pathlib import Path
 from typing import Literal
 
-from gyre_core.config import GyreConfig
+from flows.forms import FormConfig
 
-_TYPES = {"GyreConfig": GyreConfig, "Literal": Literal}
+_TYPES = {"FormConfig": FormConfig, "Literal": Literal}
 """Names that the annotations of flows may use, beside the built-in types."""
 
 

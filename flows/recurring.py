@@ -20,6 +20,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments import arun_deployment
 from prefect.states import Cancelling, Completed
 
+from flows.forms import FormConfig
 from flows.names import RECURRING_FLOW, TRAIN_DEPLOYMENT
 from flows.states import OPEN_STATES, in_states
 from gyre_core.config import GyreConfig
@@ -37,7 +38,7 @@ class OverlapError(RuntimeError):
 
 @flow(flow_run_name="{config.experiment.name}", persist_result=False)
 async def recurring(
-    config: GyreConfig,
+    config: FormConfig,
     overlap: Literal["skip", "queue", "refuse"] = "skip",
     start: Literal["model", "last_export"] = "model",
 ) -> str | State[None]:

@@ -19,9 +19,9 @@ from prefect.states import Cancelled
 from blocks.storage import load_access
 from flows.artifacts import RunArtifacts
 from flows.evaluate import evaluate
+from flows.forms import FormConfig
 from flows.rl_step import rl_step
 from flows.workers import rollout_workers
-from gyre_core.config import GyreConfig
 from gyre_core.config.runnable import refuse_unbuilt
 from gyre_core.monitor.progress import ProgressDisplay
 from gyre_core.training.build import open_run
@@ -39,7 +39,7 @@ def _flow_run_name() -> str:
 
 
 @flow(flow_run_name=_flow_run_name, persist_result=False)
-async def train(config: GyreConfig, run_id: str | None = None, resume: bool = False) -> str | State[None]:
+async def train(config: FormConfig, run_id: str | None = None, resume: bool = False) -> str | State[None]:
     """Train a policy as configured; returns the run's key, NAME/RUN_ID.
 
     `run_id` names the run beside its experiment (default: made from the time); `resume` goes on from the newest
@@ -191,8 +191,8 @@ class _Training:
 async def _opening(call: Callable[[], Coroutine[Any, Any, object]]) -> None:
     """Run a subflow; while the Prefect server is away, open it again.
 
-    A client that never connected does not retry by itself, and one that did gives up before a server is back. Steps and evaluations that were done before answer at
-    once, so that calling them again is safe.
+    A client that never connected does not retry by itself, and one that did gives up before a server is back. Steps and
+    evaluations that were done before answer at once, so that calling them again is safe.
     """
     deadline = time.monotonic() + CONNECT_TIMEOUT
     while True:
