@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from platform_tools import TOYS, reaches
+from platform_tools import TOYS, reaches, until
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, FlowRunFilterTags
 from prefect_ui import DEADLINE, opened_ui
@@ -64,6 +64,10 @@ async def flow_run(name, tag):
     async with get_client() as client:
         (found,) = await client.read_flow_runs(flow_run_filter=wanted)
     return found
+
+
+async def all_ended(processes):
+    return not any(process.running() for process in processes)
 
 
 async def form_schema():
@@ -162,7 +166,7 @@ def test_a_run_is_launched_watched_and_cancelled_in_the_browser_and_then_resumed
     ui.click_button("Confirm")
     ui.see("//*[contains(@class,'state-badge')][normalize-space()='Cancelled']", "the run to be cancelled")
     asyncio.run(reaches(worker, "Completed", "Cancelled"))
-    assert [process for process in processes if process.running()] == []
+    asyncio.run(until(lambda: all_ended(processes), "both processes to end"))
     check_resumable(tmp_path / RUN, experiment)
 
 
