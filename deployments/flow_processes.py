@@ -32,7 +32,9 @@ def process_variables() -> dict[str, Any]:
         'run="$GYRE_FLOWS/$PREFECT__FLOW_RUN_ID"; echo $$ >"$run.pid"; cd "$GYRE_FOLDER" && '
         'exec "$GYRE_PYTHON" -m prefect.engine >>"$run.log" 2>&1'
     )
-    return {"command": shlex.join(["/bin/sh", "-c", script]), "stream_output": False}
+    # Gyre's own messages, alarms and scaling decisions among them, belong in the run's log in Prefect too.
+    logs = {"PREFECT_LOGGING_EXTRA_LOGGERS": "gyre_core,flows"}
+    return {"command": shlex.join(["/bin/sh", "-c", script]), "stream_output": False, "env": logs}
 
 
 def flow_environment() -> dict[str, str]:

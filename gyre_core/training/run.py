@@ -265,6 +265,8 @@ class TrainingRun:
         if result.reported:
             return
         seconds = result.timer.metrics(self._reported)
+        if self.remote is not None:  # What the workers took is no orchestration.
+            seconds["time/orchestration"] = max(0.0, seconds["time/orchestration"] - result.waited)
         ended = time.perf_counter()
         metrics = {
             **result.metrics,
