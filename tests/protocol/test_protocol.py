@@ -130,8 +130,9 @@ class StorageProtocol(RuleBasedStateMachine):
     def thaw(self, pick: int) -> None:
         zombie = self.zombies.pop(pick % len(self.zombies))
         zombie.thaw()
-        # A superseded owner may find that its successor announced the attempt that it was about to announce.
-        if not isinstance(zombie.error, FileExistsError):
+        # A superseded owner may find that its successor announced the attempt that it was about to announce, or deleted
+        # the segment that it was about to read.
+        if not isinstance(zombie.error, FileExistsError | FileNotFoundError):
             self.settle(zombie)
 
     @rule(pick=st.integers(0, 9))
