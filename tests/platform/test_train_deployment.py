@@ -50,7 +50,11 @@ async def test_a_cancelled_run_is_resumable_and_leaves_no_process(tmp_path):
     async with get_client() as client:
         await client.set_flow_run_state(run.id, Cancelling())
     await reaches(run, "Cancelled")
-    assert not process.running()
+
+    async def has_ended():
+        return not process.running()
+
+    await until(has_ended, "the end of its process, a moment after that of its flow run")
     summary = json.loads((tmp_path / "endless" / "first" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert summary["steps"] > 0
