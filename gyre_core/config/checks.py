@@ -7,11 +7,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gyre_core.config.sections import RayConfig
+
 if TYPE_CHECKING:
     from gyre_core.config.schema import GyreConfig
 
 USER_INFORMATION = re.compile(r"(?<=://)[^/@]*@")
 """The part of a URL that may hold a user name and a password."""
+
+RAY_ADDRESS = re.compile(r"auto|[^/\s]+:[0-9]+")
+"""What `reward.ray.address` may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +223,38 @@ def _rewards(config: GyreConfig) -> Iterator[Conflict]:
         )
 
 
+def _reward_launcher(config: GyreConfig) -> Iterator[Conflict]:
+    reward, ray = config.reward, config.reward.ray
+    if reward.launcher == "process":
+        if ray != RayConfig():
+            yield Conflict(
+                "reward.ray",
+                "this is for launcher ray; set reward.launcher to ray, or leave it out.",
+                ("reward.launcher",),
+            )
+        return
+    if reward.processes > 1:
+        yield Conflict(
+            "reward.processes",
+            f"{reward.processes} processes are for launcher process, and on Ray the rows of a request are shared out "
+            "between reward.ray.tasks; set that, and leave this out.",
+            ("reward.launcher",),
+        )
+    if ray.address is None and config.rollout.launcher == "pool":
+        yield Conflict(
+            "reward.ray.address",
+            "each rollout worker would start a Ray cluster of its own, as if it had the machine to itself; start one "
+            "(ray start --head) and give its address, or set rollout.launcher to inline.",
+            ("rollout.launcher",),
+        )
+    if ray.address is not None and not RAY_ADDRESS.fullmatch(ray.address):
+        yield Conflict("reward.ray.address", f"{ray.address} is no address of a cluster; write HOST:PORT, or auto.")
+    if ray.num_gpus > 1 and not ray.num_gpus.is_integer():
+        yield Conflict(
+            "reward.ray.num_gpus", f"Ray gives a task a share of one GPU or whole ones, and not {ray.num_gpus:g}."
+        )
+
+
 def _storage(config: GyreConfig) -> Iterator[Conflict]:
     storage = config.storage
     for key, url in (("storage.url", storage.url), ("storage.endpoint", storage.endpoint)):
@@ -268,6 +305,7 @@ _CHECKS: tuple[Callable[[GyreConfig], Iterator[Conflict]], ...] = (
     _algorithm,
     _shaping,
     _rewards,
+    _reward_launcher,
     _storage,
     _shared_storage,
 )

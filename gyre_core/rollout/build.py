@@ -17,6 +17,7 @@ from gyre_core.engines.transformers_engine import TransformersEngine
 from gyre_core.policy.logprobs import ReferenceModel
 from gyre_core.policy.models import Policy, copy_policy, load_model, load_policy
 from gyre_core.policy.reward_model import load_reward_model
+from gyre_core.rewards.runner import FunctionRunner
 from gyre_core.rewards.scorer import Scorer
 from gyre_core.rollout.serving import Worker
 from gyre_core.rollout.shared import CONFIG, fetch_start_policy
@@ -68,12 +69,20 @@ def make_reference(config: GyreConfig, start: Policy) -> ReferenceModel | None:
     return ReferenceModel(model, sampling_parameters(config), config.learning.tokens_per_micro_batch)
 
 
-async def start_scorer(config: GyreConfig, columns: Collection[str] | None = None) -> Scorer:
+async def start_scorer(
+    config: GyreConfig, columns: Collection[str] | None = None, runner: FunctionRunner | None = None
+) -> Scorer:
     """The running scorer; raises ValueError for functions that cannot be loaded or need columns the data lacks.
 
-    Without `columns` those of the data are not looked at.
+    Without `columns` those of the data are not looked at. `runner` runs the functions, by default processes beside
+    this one do.
     """
-    scorer = Scorer(config.reward, Path.cwd())
+    if runner is None and config.reward.launcher != "process":
+        raise ValueError(
+            f"reward.launcher: {config.reward.launcher} is for runs on Prefect; set it to process to run the reward "
+            "functions here"
+        )
+    scorer = Scorer(config.reward, Path.cwd(), runner)
     try:
         await scorer.start()
         if columns is not None:
@@ -97,16 +106,19 @@ def read_config(storage: Storage) -> GyreConfig:
         return load_config(file)
 
 
-async def open_worker(config: GyreConfig, storage: Storage, token: str) -> tuple[Worker, dict[str, float]]:
+async def open_worker(
+    config: GyreConfig, storage: Storage, token: str, runner: FunctionRunner | None = None
+) -> tuple[Worker, dict[str, float]]:
     """The parts of a rollout worker, and the seconds that each took to come up.
 
-    `token` is unique to this process. The engine holds the newest published policy version. The caller closes the
-    worker. Raises ValueError for models or rewards that cannot be loaded here.
+    `token` is unique to this process; `runner` runs the reward functions as in `start_scorer`. The engine holds the
+    newest published policy version. The caller closes the worker. Raises ValueError for models or rewards that cannot
+    be loaded here.
     """
     set_threads(config)
     seconds: dict[str, float] = {}
     started = time.monotonic()
-    scorer = await start_scorer(config)
+    scorer = await start_scorer(config, runner=runner)
     seconds["rewards"], started = time.monotonic() - started, time.monotonic()
     try:
         start = await asyncio.to_thread(_load_start_policy, config, storage)

@@ -9,6 +9,7 @@ import platform
 import shutil
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -27,6 +28,7 @@ from gyre_core.policy.models import Policy, PolicySummary, copy_policy, find_dev
 from gyre_core.policy.reward_model import inspect_reward_model
 from gyre_core.policy.tokens import render_prompt
 from gyre_core.policy.value_model import inspect_critic, own_value_model, shared_value_model
+from gyre_core.rewards.runner import FunctionRunner, ProcessRunner
 from gyre_core.rewards.scorer import Scorer
 from gyre_core.rollout.build import (
     add_reward_model,
@@ -67,15 +69,19 @@ class ModelSummaries:
     """0 without one."""
 
 
-async def open_run(config: GyreConfig, *, run_id: str | None = None, resume: bool = False) -> TrainingRun:
+async def open_run(
+    config: GyreConfig, *, run_id: str | None = None, resume: bool = False, runner: FunctionRunner | None = None
+) -> TrainingRun:
     """Open a new run, or go on with one from its newest checkpoint; the caller closes it.
+
+    `runner` runs the reward functions, by default processes beside this one do.
 
     Whatever is cheap to check is checked before a model loads. Raises ValueError for the user's mistakes: data or
     rewards that cannot be read, columns that are missing, a run id that is taken, nothing to resume. A new run that
     cannot be opened leaves nothing behind.
     """
     set_threads(config)
-    rows, scorer = await _check(config, run_id, resume)
+    rows, scorer = await _check(config, run_id, resume, runner)
     try:
         folder = _find_folder(config, run_id) if resume else RunFolder.create(config, run_id)
         folder.acquire()
@@ -96,12 +102,17 @@ async def open_run(config: GyreConfig, *, run_id: str | None = None, resume: boo
 
 
 async def check_inputs(config: GyreConfig, *, run_id: str | None, resume: bool) -> None:
-    """Raise ValueError for what `open_run` would refuse before it loads a model; changes nothing."""
-    _, scorer = await _check(config, run_id, resume)
+    """Raise ValueError for what `open_run` would refuse before it loads a model; changes nothing.
+
+    Reward functions are loaded beside this process, wherever they are to run.
+    """
+    _, scorer = await _check(config, run_id, resume, ProcessRunner(config.reward, Path.cwd()))
     await asyncio.to_thread(scorer.close)
 
 
-async def _check(config: GyreConfig, run_id: str | None, resume: bool) -> tuple[PromptSplits, Scorer]:
+async def _check(
+    config: GyreConfig, run_id: str | None, resume: bool, runner: FunctionRunner | None
+) -> tuple[PromptSplits, Scorer]:
     """The run's rows and its running scorer, once all that is cheap to check is in order."""
     find_device(config.models.device)
     inspect_models(config)
@@ -109,7 +120,7 @@ async def _check(config: GyreConfig, run_id: str | None, resume: bool) -> tuple[
         _find_folder(config, run_id)
     await asyncio.to_thread(check_storage, config)
     rows = load_prompts(config.data, config.experiment.seed)
-    return rows, await start_scorer(config, rows.columns)
+    return rows, await start_scorer(config, rows.columns, runner)
 
 
 def inspect_models(config: GyreConfig) -> ModelSummaries:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gyre_core.data.prompts import load_prompts
+from gyre_core.rewards.runner import FunctionRunner
 from gyre_core.rollout.build import add_reward_model, make_engine, sampling_parameters, set_threads, start_scorer
 from gyre_core.training.build import tokenize_prompts
 from gyre_core.training.evaluation import Evaluation, Evaluator
@@ -13,13 +14,14 @@ from gyre_core.training.run_folder import RunFolder, run_storage
 from gyre_core.weights.chain import VersionChain
 
 
-def evaluate_run(run: str, output: str) -> str:
+def evaluate_run(run: str, output: str, runner: FunctionRunner | None = None) -> str:
     """The evaluation of a run's newest policy version, as text; nothing is written to the run.
 
+    `runner` runs the reward functions, by default processes beside this one do.
     Raises ValueError for an unknown run, one without a published version, and one without held-out prompts.
     """
     folder = RunFolder.find(run, output)
-    return describe_evaluation(folder.key, asyncio.run(_evaluate(folder)))
+    return describe_evaluation(folder.key, asyncio.run(_evaluate(folder, runner)))
 
 
 def describe_evaluation(key: str, evaluation: Evaluation) -> str:
@@ -37,7 +39,7 @@ def describe_evaluation(key: str, evaluation: Evaluation) -> str:
     return "\n".join(lines)
 
 
-async def _evaluate(folder: RunFolder) -> Evaluation:
+async def _evaluate(folder: RunFolder, runner: FunctionRunner | None) -> Evaluation:
     config = folder.config()
     chain = VersionChain(run_storage(config, folder))
     if not chain.versions():
@@ -46,7 +48,7 @@ async def _evaluate(folder: RunFolder) -> Evaluation:
     rows = load_prompts(config.data, config.experiment.seed)
     if not rows.evaluation:
         raise ValueError(f"the run {folder.key} holds no prompts out; see data.evaluation_size and evaluation_path")
-    scorer = await start_scorer(config, rows.columns)
+    scorer = await start_scorer(config, rows.columns, runner)
     try:
         await asyncio.to_thread(add_reward_model, config, scorer)
         policy = await asyncio.to_thread(load_start_policy, config, folder)

@@ -31,6 +31,7 @@ from gyre_core.experience.contents import training_group
 from gyre_core.experience.segments import write_segment
 from gyre_core.policy.models import PolicySummary
 from gyre_core.rewards.outcomes import RewardError
+from gyre_core.rewards.runner import FunctionRunner
 from gyre_core.rollout.build import set_threads
 from gyre_core.rollout.serving import generate, score
 from gyre_core.storage import LocalStorage, Storage, StorageError, exercise_storage, open_storage
@@ -65,11 +66,14 @@ _UPDATE_FORWARDS = 3
 """Forward passes that an update costs: one forward, and a backward of about two."""
 
 
-def run_preflight(config: GyreConfig) -> int:
-    """Check the configuration by a trial and print the verdicts; returns 0 when nothing fails, else 1."""
+def run_preflight(config: GyreConfig, runner: FunctionRunner | None = None) -> int:
+    """Check the configuration by a trial and print the verdicts; returns 0 when nothing fails, else 1.
+
+    `runner` runs the reward functions, by default processes beside this one do.
+    """
     console = Console()
     console.print(f"preflight of {config.experiment.name}: one request is generated and scored, nothing is trained")
-    verdicts = asyncio.run(preflight(config))
+    verdicts = asyncio.run(preflight(config, runner))
     console.print(verdict_table(verdicts))
     counts = Counter(verdict.outcome for verdict in verdicts)
     console.print(f"{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed")
@@ -85,11 +89,11 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     return table
 
 
-async def preflight(config: GyreConfig) -> list[Verdict]:
+async def preflight(config: GyreConfig, runner: FunctionRunner | None = None) -> list[Verdict]:
     """Every verdict, in the order of the checks; a check whose ground a failure took away is left out."""
     set_threads(config)
     with _scratch_run(config) as scratch:
-        return await _Preflight(scratch).run()
+        return await _Preflight(scratch, runner).run()
 
 
 @contextmanager
@@ -124,8 +128,9 @@ def _storages(config: GyreConfig) -> list[Storage]:
 class _Preflight:
     """The checks of one configuration, whose name is the scratch run's."""
 
-    def __init__(self, config: GyreConfig) -> None:
+    def __init__(self, config: GyreConfig, runner: FunctionRunner | None) -> None:
         self._config = config
+        self._runner = runner
         self._verdicts: list[Verdict] = []
         self._costs: StepCosts | None = None
         self._critic = 0
@@ -186,7 +191,7 @@ class _Preflight:
     async def _try_run(self) -> None:
         started = time.monotonic()
         with self._failing("start"):
-            run = await open_run(self._config, run_id="trial")
+            run = await open_run(self._config, run_id="trial", runner=self._runner)
             try:
                 evidence = f"data, rewards, models and engine came up in {time.monotonic() - started:.1f} s"
                 self._verdicts.append(Verdict("start", "ok", evidence))

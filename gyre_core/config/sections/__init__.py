@@ -5,7 +5,7 @@ from gyre_core.config.sections.data import DataConfig
 from gyre_core.config.sections.experience import ExperienceConfig
 from gyre_core.config.sections.learning import CriticConfig, LearningConfig
 from gyre_core.config.sections.models import LoRAConfig, ModelsConfig, TinyModelConfig, WarmStartConfig
-from gyre_core.config.sections.reward import RewardConfig, RewardFunctionConfig, ShapingConfig
+from gyre_core.config.sections.reward import RayConfig, RewardConfig, RewardFunctionConfig, ShapingConfig
 from gyre_core.config.sections.rollout import ElasticConfig, RolloutConfig
 from gyre_core.config.sections.running import (
     CheckpointConfig,
@@ -29,6 +29,7 @@ __all__ = [
     "LoRAConfig",
     "ModelsConfig",
     "MonitorConfig",
+    "RayConfig",
     "RewardConfig",
     "RewardFunctionConfig",
     "RolloutConfig",

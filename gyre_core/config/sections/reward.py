@@ -53,6 +53,22 @@ class ShapingConfig(Section):
     """Penalty of a completion of `rollout.max_tokens` tokens, less for shorter ones in proportion; 0 is off."""
 
 
+class RayConfig(Section):
+    """The Ray cluster that runs the reward functions, with `reward.launcher: ray`."""
+
+    address: Text | None = None
+    """Address of a running cluster, `HOST:PORT`, or `auto` for the one on this machine. Default: a cluster on this
+    machine, which starts and ends with the run; inline generation only."""
+    tasks: PositiveInt = 4
+    """Ray tasks that the rows of a request are shared out between."""
+    num_cpus: PositiveFloat = 1.0
+    """CPUs that Ray sets aside for each task."""
+    num_gpus: NonNegativeFloat = 0.0
+    """GPUs that Ray sets aside for each task: a share of one, or whole ones."""
+    timeout: PositiveFloat = 120.0
+    """Seconds in which the cluster must answer, and in which it must have a node that is large enough for a task."""
+
+
 class RewardConfig(Section):
     """How completions are scored."""
 
@@ -61,8 +77,12 @@ class RewardConfig(Section):
     `models.reward`."""
     model_weight: Number = 1.0
     """Factor of the score of `models.reward` in the reward."""
+    launcher: Literal["process", "ray"] = "process"
+    """Where reward functions run: `process` in processes beside the one that generates, `ray` on a Ray cluster."""
     processes: PositiveInt = 1
-    """Processes that run the reward functions at the same time."""
+    """Processes that run the reward functions at the same time, with launcher `process`."""
+    ray: RayConfig = RayConfig()
+    """The Ray cluster that runs the reward functions, with launcher `ray`."""
     shaping: ShapingConfig = ShapingConfig()
     """What becomes of a reward between scoring and the advantages."""
     timeout: PositiveFloat = 60.0

@@ -10,6 +10,7 @@ from gyre_core.config.checks import ConflictError
 from gyre_core.config.runnable import refuse_unbuilt
 
 PPO = "experiment: {algorithm: ppo}"
+RAY = "reward: {launcher: ray, ray: {"
 S3 = "storage: {url: 's3://bucket/x',"
 IMPOSSIBLE = [
     ("rollout: {samples_per_prompt: 1}", "rollout.samples_per_prompt", ["1 has nothing", "2 or more"]),
@@ -45,6 +46,12 @@ IMPOSSIBLE = [
     ),
     ("reward: {functions: []}", "reward.functions", ["neither", "name one"]),
     ("reward: {functions: [{path: a:f}, {path: a:f}]}", "reward.functions", ["a:f is listed more than once", "once"]),
+    ("reward: {ray: {num_gpus: 1}}", "reward.ray", ["for launcher ray", "set reward.launcher to ray"]),
+    ("reward: {launcher: ray, processes: 2}", "reward.processes", ["2 processes", "reward.ray.tasks"]),
+    ("reward: {launcher: ray}\nrollout: {launcher: pool}", "reward.ray.address", ["of its own", "ray start --head"]),
+    (f"{RAY} address: 'ray://host:1'}}}}", "reward.ray.address", ["ray://host:1", "HOST:PORT"]),
+    (f"{RAY} address: host}}}}", "reward.ray.address", ["host is no address", "auto"]),
+    (f"{RAY} num_gpus: 1.5}}}}", "reward.ray.num_gpus", ["a share of one GPU or whole ones", "not 1.5"]),
     ("storage: {url: 's3://key:secret@bucket/x'}", "storage.url", ["user name or password", "environment"]),
     (f"{S3} endpoint: 'http://key:secret@h'}}", "storage.endpoint", ["user name or password", "storage.block"]),
     (f"{S3} endpoint: 'h:9000'}}", "storage.endpoint", ["no URL of a service", "https://"]),
@@ -90,6 +97,9 @@ POSSIBLE = [
     "learning: {warmup_steps: 100}",
     "models: {reward: r}",
     "models: {reward: r}\nreward: {functions: [{path: a:f}]}",
+    f"{RAY} num_gpus: 2, num_cpus: 0.5}}}}",
+    f"{RAY} address: auto}}}}\nrollout: {{launcher: pool}}",
+    f"{RAY} address: 'host:6379', num_gpus: 0.5}}}}",
     "storage: {url: 's3://bucket/a@b'}",
     f"{S3} endpoint: 'http://127.0.0.1:9000', block: minio}}",
 ]
