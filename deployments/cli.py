@@ -136,11 +136,13 @@ def preflight(*, config: ConfigFile, overrides: Sequence[tuple[str, str]]) -> in
     """Check engine, models, rewards, storage and disk by a short generation, before any training."""
     settings = load_config(config, overrides)
     refuse_unbuilt(settings)
+    from deployments.scoring import configured_runner
     from deployments.storage_access import load_storage_access
     from gyre_core.training.preflight import run_preflight
 
     load_storage_access(settings)
-    return run_preflight(settings)
+    with configured_runner(settings) as runner:
+        return run_preflight(settings, runner)
 
 
 @app.command
@@ -160,12 +162,15 @@ def init(directory: Annotated[Path, Parameter(help="Folder for gyre.yaml; made i
 @app.command
 def evaluate(run: Run, /, *, output: Output = "runs") -> int:
     """Evaluate a run's newest policy on its held-out prompts."""
+    from deployments.scoring import configured_runner
     from deployments.storage_access import load_storage_access
     from gyre_core.training.evaluate_run import evaluate_run
     from gyre_core.training.run_folder import RunFolder
 
-    load_storage_access(RunFolder.find(run, output).config())
-    print(evaluate_run(run, output))
+    config = RunFolder.find(run, output).config()
+    load_storage_access(config)
+    with configured_runner(config) as runner:
+        print(evaluate_run(run, output, runner))
     return 0
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from deployments.exit_codes import FAILED, INTERRUPTED, TERMINATED, USER_ERROR
 from deployments.local import prefect_api
 from deployments.platform import local_platform
+from flows.scoring import function_runner
 from flows.train import train
 from gyre_core.config import GyreConfig
 from gyre_core.monitor.progress import summary_table
@@ -38,6 +39,7 @@ def run_training(config: GyreConfig, *, resume: bool, run_id: str | None, keep_s
     """
     server_log = _log_plainly()
     # Before a server starts: most mistakes are told in a moment.
+    function_runner(config)
     asyncio.run(check_inputs(config, run_id=run_id, resume=resume))
     with_workers = config.rollout.launcher == "pool"
     with local_platform(keep_server) if with_workers else prefect_api(keep_server) as api_url:

@@ -8,6 +8,7 @@ import logging
 from prefect import flow
 
 from blocks.storage import load_access
+from flows.scoring import function_runner
 from gyre_core.training.evaluate_run import evaluate_run
 from gyre_core.training.run import TrainingRun
 from gyre_core.training.run_folder import RunFolder
@@ -24,7 +25,8 @@ async def evaluate(run: str, step: int) -> dict[str, float]:
 @flow(name="evaluate", flow_run_name="evaluate-{run}", persist_result=False)
 async def evaluate_newest(run: str, output: str = "runs") -> str:
     """Evaluate the newest policy of a run, NAME or NAME/RUN_ID below `output`; returns and logs the figures as text."""
-    await load_access(RunFolder.find(run, output).config().storage.block)
-    figures = await asyncio.to_thread(evaluate_run, run, output)
+    config = RunFolder.find(run, output).config()
+    await load_access(config.storage.block)
+    figures = await asyncio.to_thread(evaluate_run, run, output, function_runner(config))
     logger.info("%s", figures)
     return figures

@@ -13,6 +13,7 @@ import psutil
 from prefect import flow, tags
 
 from blocks.storage import open_data_storage
+from flows.scoring import function_runner
 from gyre_core.cluster.fleet import worker_name
 from gyre_core.rollout.build import open_worker, read_config
 from gyre_core.rollout.serving import ClaimedRequest
@@ -48,4 +49,4 @@ async def rollout_worker(run: str, storage: str, slot: int, generation: int, sta
         return await score(name, claimed.name)
 
     with tags(run):
-        return await worker.run(lambda: open_worker(config, data, token), answer)
+        return await worker.run(lambda: open_worker(config, data, token, function_runner(config)), answer)

@@ -21,6 +21,7 @@ from flows.artifacts import RunArtifacts
 from flows.evaluate import evaluate
 from flows.forms import FormConfig
 from flows.rl_step import rl_step
+from flows.scoring import function_runner
 from flows.workers import rollout_workers
 from gyre_core.config.runnable import refuse_unbuilt
 from gyre_core.monitor.progress import ProgressDisplay
@@ -48,7 +49,7 @@ async def train(config: FormConfig, run_id: str | None = None, resume: bool = Fa
     """
     refuse_unbuilt(config)
     await load_access(config.storage.block)
-    run = await open_run(config, run_id=run_id, resume=resume)
+    run = await open_run(config, run_id=run_id, resume=resume, runner=function_runner(config))
     try:
         with tags(run.key, *config.experiment.tags):
             return await _Training(run).train()
