@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -58,7 +57,7 @@ class RemoteRollout:
         self.dispatcher = Dispatcher(storage, self.registry, timeout=config.heartbeat_timeout, attempts=config.attempts)
         self.totals = WorkTotals()
         self.target = Target(config.worker_count, config.standby)
-        """How many workers the run wants."""
+        """How many workers the run wants; set it, and the next look publishes it."""
         self.most_queued = 0
         """The most requests that nobody had claimed, since the scaling law last asked."""
         self.decisions: list[str] = []
@@ -67,20 +66,15 @@ class RemoteRollout:
         pause = LOOK_SECONDS if isinstance(storage, LocalStorage) else LOOK_SECONDS_REMOTE
         # Often enough that the registry never takes its own pauses for an outage.
         self._pause = min(pause, config.heartbeat_timeout / 6)
+        self._published: Target | None = None
         self._counted: dict[str, WorkerBeat] = {}
         self._reported = WorkTotals()
         self._ended = False
         self._heart = owner_heart(storage, config.heartbeat_timeout, lambda: OwnerBeat(epoch, step(), self._ended))
         self._task: asyncio.Task[None] | None = None
 
-    def want(self, target: Target) -> None:
-        """Publish how many workers the run wants from now on."""
-        self.target = target
-        write_target(self._storage, target)
-
     def start(self) -> None:
         """Give the first sign of life and begin to look after the queue; called in the event loop of the run."""
-        self.want(self.target)
         self._heart.start()
         self._task = asyncio.create_task(self._keep_looking(), name="dispatcher")
 
@@ -88,10 +82,14 @@ class RemoteRollout:
         """Tell the workers that the run has ended, and stop."""
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task])  # An error of it is `raise_error`'s to tell.
             self._ended = True
             await asyncio.to_thread(self._heart.stop)
+
+    def raise_error(self) -> None:
+        """Raise what ended the look after the queue, if anything did: without it no request is ever answered."""
+        if self._task is not None and self._task.done() and not self._task.cancelled():
+            self._task.result()
 
     def metrics(self) -> dict[str, float]:
         """The workers at this moment, and what they did since the last call, under `rollout/`."""
@@ -109,7 +107,11 @@ class RemoteRollout:
         return {f"rollout/{name}": float(value) for name, value in metrics.items()}
 
     def look(self) -> None:
-        """Look at the queue and the workers once."""
+        """Publish a target that is new, and look at the queue and the workers once."""
+        if self.target != self._published:
+            target = self.target
+            write_target(self._storage, target)
+            self._published = target
         self.dispatcher.tick()
         self.most_queued = max(self.most_queued, self.dispatcher.queued)
         for worker in self.registry.workers:
@@ -131,11 +133,14 @@ class RemoteRollout:
             await asyncio.sleep(self._pause)
 
     def _count(self, beat: WorkerBeat) -> None:
-        """Add what a worker did since its last heartbeat that was counted; a process that is new starts from 0."""
-        last = self._counted.get(beat.token)
-        self.totals.tokens += beat.tokens - (last.tokens if last else 0)
-        self.totals.busy_seconds += beat.busy_seconds - (last.busy_seconds if last else 0.0)
-        self.totals.ready_seconds += beat.ready_seconds - (last.ready_seconds if last else 0.0)
+        """Add what a worker did since its last heartbeat that was counted.
+
+        What it did before the first one was for an earlier owner, or while it started, nothing.
+        """
+        last = self._counted.get(beat.token, beat)
+        self.totals.tokens += beat.tokens - last.tokens
+        self.totals.busy_seconds += beat.busy_seconds - last.busy_seconds
+        self.totals.ready_seconds += beat.ready_seconds - last.ready_seconds
         self._counted[beat.token] = beat
 
     def view(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Scaling:
         self._scaler = Scaler(run.config)
         if run.scaling_state:
             self._scaler.load_state(run.scaling_state["scaler"])
-            remote.want(Target(**run.scaling_state["target"]))
+            remote.target = Target(**run.scaling_state["target"])
         self._last = time.monotonic()
         self._totals = WorkTotals()
         self._rates: dict[str, tuple[int, float]] = {}
@@ -47,7 +47,7 @@ class Scaling:
         target = self._remote.target
         if decision.wanted != target.workers:
             reason = " ".join(decision.reasons)
-            self._remote.want(replace(target, workers=decision.wanted, decision=target.decision + 1, reason=reason))
+            self._remote.target = replace(target, workers=decision.wanted, decision=target.decision + 1, reason=reason)
         self._keep()
         return decision
 

@@ -105,13 +105,15 @@ async def _produce(run: TrainingRun, opened: OpenStep) -> int:
 
 async def _await_workers(run: TrainingRun, opened: OpenStep) -> int:
     """Wait until the workers have answered the share of the step's requests that `rollout.quota` asks for."""
-    assert run.remote is not None
-    dispatcher = run.remote.dispatcher
+    remote = run.remote
+    assert remote is not None
+    dispatcher = remote.dispatcher
     names = [request.request_id for request in opened.requests]
     await asyncio.to_thread(dispatcher.follow, opened.requests)
     quota = math.ceil(run.config.rollout.quota * len(names) - 1e-9)
 
     def enough() -> int | None:
+        remote.raise_error()
         dispatcher.raise_failure(names)
         answered = len(dispatcher.answered(names))
         return answered if answered >= quota else None
@@ -328,8 +330,7 @@ def _refills(run: TrainingRun, opened: OpenStep) -> dict[str, float]:
 
 def _pass_on_stragglers(run: TrainingRun, opened: OpenStep) -> None:
     """Leave the step's unanswered requests to later steps, and count those of earlier ones that came in."""
-    arrived = set(run.arrived(request.request_id for request in opened.requests))
-    admitted = {request_id for request_id in arrived if run.pool.admitted(request_id)}
+    admitted = {request.request_id for request in opened.requests if run.pool.admitted(request.request_id)}
     for request_id in opened.late:
         run.stragglers.pop(request_id)
     run.stragglers |= {request.request_id: request for request in opened.requests if request.request_id not in admitted}

@@ -220,3 +220,10 @@ async def test_an_error_of_a_worker_reaches_the_step_with_its_words(tmp_path):
         workers.start(0)
         with pytest.raises(RuntimeError, match=r"worker 000\.1: FileNotFoundError"):
             await stages.rollout(run, 1)
+
+
+async def test_a_step_tells_what_ended_the_look_after_its_queue(tmp_path):
+    async with opened_run(tmp_path) as (run, _):
+        run.remote.dispatcher.tick = lambda: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            await stages.rollout(run, 1)
