@@ -16,6 +16,15 @@ import psutil
 from deployments.home import gyre_home
 from deployments.processes import ProcessId
 
+LOG_SETTINGS = {
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "gyre_core,flows",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+}
+"""Environment that sends Gyre's own messages, alarms and scaling decisions among them, to the run's log in Prefect.
+
+Those of threads that outlive single flow runs stay in the process's log.
+"""
+
 _WRITE_DELAY = 10.0
 # Seconds that may pass from the start of a process until its file is written, on a busy machine.
 _LOGS_KEPT = 200
@@ -32,9 +41,7 @@ def process_variables() -> dict[str, Any]:
         'run="$GYRE_FLOWS/$PREFECT__FLOW_RUN_ID"; echo $$ >"$run.pid"; cd "$GYRE_FOLDER" && '
         'exec "$GYRE_PYTHON" -m prefect.engine >>"$run.log" 2>&1'
     )
-    # Gyre's own messages, alarms and scaling decisions among them, belong in the run's log in Prefect too.
-    logs = {"PREFECT_LOGGING_EXTRA_LOGGERS": "gyre_core,flows"}
-    return {"command": shlex.join(["/bin/sh", "-c", script]), "stream_output": False, "env": logs}
+    return {"command": shlex.join(["/bin/sh", "-c", script]), "stream_output": False, "env": LOG_SETTINGS}
 
 
 def flow_environment() -> dict[str, str]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import traceback
+from collections.abc import Generator
 from typing import Any, cast
 
 from prefect import tags
 from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogHandler
+from prefect.settings import PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW, temporary_settings
 from rich.console import Console
 
 from deployments.exit_codes import FAILED, INTERRUPTED, TERMINATED, USER_ERROR
@@ -28,6 +31,8 @@ from gyre_core.training.run_folder import RunFolder
 
 RUN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine")
 """Loggers of Prefect that tell of single runs and tasks."""
+OWN_LOGGERS = ("gyre_core", "flows")
+"""Loggers whose lines are shown, and sent to the server."""
 
 
 def run_training(config: GyreConfig, *, resume: bool, run_id: str | None, keep_server: bool) -> int:
@@ -37,30 +42,30 @@ def run_training(config: GyreConfig, *, resume: bool, run_id: str | None, keep_s
 
     0: completed, 1: failed or stopped by an alarm, 2: the user's mistake, 130: interrupted, 143: terminated.
     """
-    server_log = _log_plainly()
-    # Before a server starts: most mistakes are told in a moment.
-    function_runner(config)
-    asyncio.run(check_inputs(config, run_id=run_id, resume=resume))
-    with_workers = config.rollout.launcher == "pool"
-    with local_platform(keep_server) if with_workers else prefect_api(keep_server) as api_url:
-        print(f"Prefect UI: {api_url.removesuffix('/api')}", flush=True)
-        with tags(config.experiment.name, *config.experiment.tags):
-            try:
-                state, result = asyncio.run(_train(config, run_id, resume))
-            except TerminationSignal:  # The flow has saved the state after the last whole step.
-                print("terminated; go on with --resume", file=sys.stderr)
-                return TERMINATED
-        # The last log lines travel in the background, and the server may end with this block.
-        server_log.flush()
-    if state.is_completed():
-        folder = RunFolder.find(str(result), config.experiment.output)
-        Console().print(summary_table(folder.summary()))
-        print(f"run folder: {folder.path}")
-        return 0
-    if state.is_cancelled():
-        print(state.message, file=sys.stderr)
-        return INTERRUPTED
-    return _explain(cast(BaseException, result))
+    with _plain_log() as server_log:
+        # Before a server starts: most mistakes are told in a moment.
+        function_runner(config)
+        asyncio.run(check_inputs(config, run_id=run_id, resume=resume))
+        with_workers = config.rollout.launcher == "pool"
+        with local_platform(keep_server) if with_workers else prefect_api(keep_server) as api_url:
+            print(f"Prefect UI: {api_url.removesuffix('/api')}", flush=True)
+            with tags(config.experiment.name, *config.experiment.tags):
+                try:
+                    state, result = asyncio.run(_train(config, run_id, resume))
+                except TerminationSignal:  # The flow has saved the state after the last whole step.
+                    print("terminated; go on with --resume", file=sys.stderr)
+                    return TERMINATED
+            # The last log lines travel in the background, and the server may end with this block.
+            server_log.flush()
+        if state.is_completed():
+            folder = RunFolder.find(str(result), config.experiment.output)
+            Console().print(summary_table(folder.summary()))
+            print(f"run folder: {folder.path}")
+            return 0
+        if state.is_cancelled():
+            print(state.message, file=sys.stderr)
+            return INTERRUPTED
+        return _explain(cast(BaseException, result))
 
 
 async def _train(config: GyreConfig, run_id: str | None, resume: bool) -> tuple[State[Any], object]:
@@ -78,17 +83,32 @@ def _explain(error: BaseException) -> int:
     return USER_ERROR if isinstance(error, ValueError) else FAILED
 
 
-def _log_plainly() -> APILogHandler:
-    """Show Gyre's own messages and Prefect's warnings, and send the former to the server; returns what sends them.
+@contextlib.contextmanager
+def _plain_log() -> Generator[APILogHandler]:
+    """Show Gyre's own messages and Prefect's warnings, and send the former to the server by what is returned.
 
     Prefect's lines about every run and task, with the tracebacks of those that failed, belong in its UI.
     """
-    for name in RUN_LOGGERS:
-        logging.getLogger(name).setLevel(logging.WARNING)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(lambda record: not record.name.startswith(RUN_LOGGERS))
-    server_log = APILogHandler()
-    for name in ("gyre_core", "flows"):
-        logging.getLogger(name).setLevel(logging.INFO)
+    shown, server_log = logging.getLogger().handlers, APILogHandler()
+    levels = dict.fromkeys(RUN_LOGGERS, logging.WARNING) | dict.fromkeys(OWN_LOGGERS, logging.INFO)
+    before = {name: logging.getLogger(name).level for name in levels}
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+    for handler in shown:
+        handler.addFilter(_is_not_of_a_run)
+    for name in OWN_LOGGERS:
         logging.getLogger(name).addHandler(server_log)
-    return server_log
+    try:
+        # Threads that outlive single flow runs log too; those lines are shown, and belong to no run in the UI.
+        with temporary_settings({PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW: "ignore"}):
+            yield server_log
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+            logging.getLogger(name).removeHandler(server_log)
+        for handler in shown:
+            handler.removeFilter(_is_not_of_a_run)
+
+
+def _is_not_of_a_run(record: logging.LogRecord) -> bool:
+    return not record.name.startswith(RUN_LOGGERS)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import httpx
 from prefect.client.orchestration import get_client
+from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
 from deployments import users
@@ -34,6 +35,8 @@ START_TIMEOUT = 90.0
 """Seconds until a server must answer."""
 STOP_TIMEOUT = 15.0
 """Seconds that a server has to end by itself."""
+EVENTS_TIMEOUT = 5.0
+"""Seconds for which the last events are waited for before an API is left."""
 
 SERVER_SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -110,7 +113,7 @@ def prefect_api(keep_server: bool = False, port: int | None = None) -> Generator
         server = _running_server(home) or _start_server(home, port)
         users.join(home / "users")
     try:
-        with _environment(CLIENT_SETTINGS), temporary_settings({PREFECT_API_URL: server.api_url}):
+        with _environment(CLIENT_SETTINGS), using_api(server.api_url):
             yield server.api_url
     finally:
         with _locked(home):
@@ -119,6 +122,20 @@ def prefect_api(keep_server: bool = False, port: int | None = None) -> Generator
                 (home / "keep").touch()
             if not users.living(home / "users") and not (home / "keep").exists():
                 _stop_server(home)
+
+
+@contextlib.contextmanager
+def using_api(url: str) -> Generator[None]:
+    """Have this process use the Prefect API at `url` in a `with` block, and deliver its events by the end of it.
+
+    Prefect sends events in the background, by a connection that stays with the first API that it was made for.
+    """
+    EventsWorker.drain_all(timeout=EVENTS_TIMEOUT)
+    try:
+        with temporary_settings({PREFECT_API_URL: url}):
+            yield
+    finally:
+        EventsWorker.drain_all(timeout=EVENTS_TIMEOUT)
 
 
 def configured_api() -> str | None:

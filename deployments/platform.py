@@ -10,14 +10,21 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
-from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+from prefect.settings import get_current_settings
 
 from deployments import users
 from deployments.database import DATABASE_VARIABLE, server_url
 from deployments.dead_runs import end_flow_processes
 from deployments.exit_codes import USER_ERROR
 from deployments.home import gyre_home, last_lines, locked
-from deployments.local import START_TIMEOUT, configured_api, end_unused_server, prefect_api, running_server
+from deployments.local import (
+    START_TIMEOUT,
+    configured_api,
+    end_unused_server,
+    prefect_api,
+    running_server,
+    using_api,
+)
 from deployments.platform_state import PlatformError, PlatformState, owners_folder, report_file, state_file
 from deployments.processes import end_processes, start_process, wait_for_end
 from deployments.supervisor import (
@@ -143,7 +150,7 @@ def local_platform(keep_server: bool = False) -> Generator[str]:
             if state.local:
                 api.enter_context(prefect_api(keep_server))
             else:
-                api.enter_context(temporary_settings({PREFECT_API_URL: state.api_url}))
+                api.enter_context(using_api(state.api_url))
             yield state.api_url
     finally:
         users.leave(owners_folder())

@@ -10,14 +10,14 @@ from pathlib import Path
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.filters import WorkerFilter, WorkerFilterStatus
 
-from deployments.flow_processes import flow_environment
+from deployments.flow_processes import LOG_SETTINGS, flow_environment
 from deployments.home import gyre_home
 from deployments.processes import ProcessId, start_process
 
 WORKER_SETTINGS = {
     "PREFECT_WORKER_QUERY_SECONDS": "1",
     "PREFECT_WORKER_ENABLE_CANCELLATION": "true",
-    "PREFECT_LOGGING_EXTRA_LOGGERS": "gyre_core,flows",
+    **LOG_SETTINGS,
 }
 """Environment of the workers, and of the flows that they run: by default a worker asks for work every ten seconds."""
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.settings import PREFECT_API_URL, temporary_settings
 from pydantic import ValidationError
 
 from deployments.deploy import DEPLOYMENTS, register
-from deployments.local import configured_api
+from deployments.local import configured_api, using_api
 from deployments.platform import running_platform
 from flows.names import RECURRING_FLOW
 from gyre_core.config import GyreConfig
@@ -39,7 +38,7 @@ def schedule_runs(config: GyreConfig, cron: str, timezone: str, overlap: str, st
     settings = config.model_dump(mode="json", exclude_unset=True)
     output = str(Path(config.experiment.output).absolute())
     settings["experiment"] = {**settings.get("experiment", {}), "name": config.experiment.name, "output": output}
-    with temporary_settings({PREFECT_API_URL: api}):
+    with using_api(api):
         asyncio.run(_register(settings, schedule, overlap, start))
     return f"{RECURRING_FLOW}/{config.experiment.name}"
 

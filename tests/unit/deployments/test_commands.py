@@ -1,11 +1,13 @@
 """The commands beside `gyre train`, from the command line to what they print."""
 
 import asyncio
+import logging
 
 import pytest
 
 from deployments.cli import main
-from gyre_core.config import load_config
+from deployments.launch import OWN_LOGGERS, RUN_LOGGERS, run_training
+from gyre_core.config import GyreConfig, load_config
 from gyre_core.training.build import open_run
 
 REWARDS = """
@@ -78,3 +80,20 @@ def test_a_reward_that_fails_everywhere_is_a_failure_told_without_a_traceback(ou
     told = capsys.readouterr().err
     assert "reward function 'reward' failed on all" in told
     assert "ZeroDivisionError" in told
+
+
+def test_a_run_leaves_logging_as_it_was(tmp_path, capsys):
+    """A notebook, or a benchmark, runs one training after another in one process."""
+
+    def state():
+        loggers = [logging.getLogger(), *(logging.getLogger(name) for name in (*OWN_LOGGERS, *RUN_LOGGERS))]
+        return [
+            (logger.level, list(logger.handlers), [list(handler.filters) for handler in logger.handlers])
+            for logger in loggers
+        ]
+
+    before = state()
+    config = GyreConfig.model_validate({"models": {"actor": str(tmp_path / "absent")}})
+    with pytest.raises(ValueError, match="absent"):
+        run_training(config, resume=False, run_id=None, keep_server=False)
+    assert state() == before

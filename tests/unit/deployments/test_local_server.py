@@ -1,5 +1,6 @@
 """The local server's books: who uses it, which process it is, and when it ends."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -10,7 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import psutil
 import pytest
+from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from websockets.sync.server import serve
 
 from deployments import local, users
 
@@ -139,3 +142,42 @@ def test_the_last_user_ends_the_server(home, other_process):
     assert not psutil.pid_exists(server["pid"]) or psutil.Process(server["pid"]).status() == psutil.STATUS_ZOMBIE
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health")
+
+
+@contextlib.contextmanager
+def event_listener():
+    """The URL of an API that only takes events, and the names of those that came."""
+    came = []
+
+    def refuse_other_requests(connection, request):
+        return None if "Upgrade" in request.headers else connection.respond(404, "")
+
+    def take(connection):
+        for message in map(json.loads, connection):
+            if message.get("type") == "auth":
+                connection.send('{"type": "auth_success"}')
+            else:
+                came.append(message["event"])
+
+    with serve(take, "127.0.0.1", 0, process_request=refuse_other_requests) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.socket.getsockname()[1]}/api", came
+        server.shutdown()
+        thread.join()
+
+
+def test_events_go_to_the_api_in_use_and_have_arrived_when_it_is_left():
+    """Prefect keeps one sender of events, whose connection stays with the API that it was made for."""
+
+    def emit(name):
+        emit_event(name, resource={"prefect.resource.id": "test"})
+
+    with event_listener() as (first, came_first), event_listener() as (second, came_second), local.using_api(first):
+        emit("one")
+        with local.using_api(second):
+            emit("two")
+            emit("three")
+        emit("four")
+    assert came_first == ["one", "four"]
+    assert came_second == ["two", "three"]
