@@ -49,6 +49,8 @@ class WorkerBeat:
     """Time with a sequence in the engine."""
     ready_seconds: float = 0.0
     """Time since it could take requests."""
+    scoring: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Rows that it failed to score, and calls that took too long, by metric name."""
     served: int = 0
     failures: int = 0
     last_error: str = ""

@@ -48,15 +48,19 @@ class Scorer:
         """Outcomes by function, and by judge."""
         return self._counts
 
-    def metrics(self) -> dict[str, float]:
-        """What the counts have grown by since the last call, by metric name; evaluations count like training."""
+    def totals(self) -> dict[str, float]:
+        """What went wrong since the scorer was made, by metric name; evaluations count like training."""
         shown = ("failed", "retried", "timeouts")
-        totals = {
+        return {
             f"rewards/{name}/{count}": float(value)
             for name, counts in self._counts.items()
             for count, value in asdict(counts).items()
             if count in shown
         }
+
+    def metrics(self) -> dict[str, float]:
+        """What the totals have grown by since the last call."""
+        totals = self.totals()
         grown = {name: total - self._reported.get(name, 0.0) for name, total in totals.items()}
         self._reported = totals
         return grown

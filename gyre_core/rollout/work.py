@@ -270,6 +270,7 @@ class RolloutWorker:
             queued=stats.queued,
             tokens=stats.generated_tokens,
             busy_seconds=stats.busy_seconds,
+            scoring=self._worker.scorer.totals(),
             ready_seconds=time.monotonic() - self._ready_at,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -69,6 +70,9 @@ class RemoteRollout:
         self._published: Target | None = None
         self._counted: dict[str, WorkerBeat] = {}
         self._reported = WorkTotals()
+        self.scoring_totals: defaultdict[str, float] = defaultdict(float)
+        """What went wrong at the workers' scoring, by metric name."""
+        self._scoring_reported: dict[str, float] = {}
         self._ended = False
         self._heart = owner_heart(storage, config.heartbeat_timeout, lambda: OwnerBeat(epoch, step(), self._ended))
         self._task: asyncio.Task[None] | None = None
@@ -106,6 +110,12 @@ class RemoteRollout:
             metrics["idle_share"] = done.idle_share
         return {f"rollout/{name}": float(value) for name, value in metrics.items()}
 
+    def scoring_metrics(self) -> dict[str, float]:
+        """What `scoring_totals` have grown by since the last call."""
+        totals, before = dict(self.scoring_totals), self._scoring_reported
+        self._scoring_reported = totals
+        return {name: total - before.get(name, 0.0) for name, total in totals.items()}
+
     def look(self) -> None:
         """Publish a target that is new, and look at the queue and the workers once."""
         if self.target != self._published:
@@ -141,6 +151,8 @@ class RemoteRollout:
         self.totals.tokens += beat.tokens - last.tokens
         self.totals.busy_seconds += beat.busy_seconds - last.busy_seconds
         self.totals.ready_seconds += beat.ready_seconds - last.ready_seconds
+        for name, total in beat.scoring.items():
+            self.scoring_totals[name] += total - last.scoring.get(name, 0.0)
         self._counted[beat.token] = beat
 
     def view(self) -> dict[str, Any]:

@@ -300,7 +300,7 @@ def _commit(run: TrainingRun, opened: OpenStep, version: PolicyVersion) -> None:
         **opened.update_metrics,
         **run.pool.metrics(now),
         **run.credit.metrics(),
-        **run.worker.scorer.metrics(),
+        **_scoring_metrics(run),
         **_refills(run, opened),
         **({"experience/fill": fill} if fill is not None else {}),
         **(run.remote.metrics() if run.remote is not None else {}),
@@ -321,6 +321,14 @@ def _commit(run: TrainingRun, opened: OpenStep, version: PolicyVersion) -> None:
         advantages=trained_advantages(opened.clean, opened.record) if run.credit.compares_siblings else {},
     )
     del run.open_steps[opened.step]
+
+
+def _scoring_metrics(run: TrainingRun) -> dict[str, float]:
+    """What went wrong at scoring since the step before, in this process and at the workers."""
+    metrics = run.worker.scorer.metrics()
+    for name, grown in (run.remote.scoring_metrics() if run.remote is not None else {}).items():
+        metrics[name] = metrics.get(name, 0.0) + grown
+    return metrics
 
 
 def _refills(run: TrainingRun, opened: OpenStep) -> dict[str, float]:

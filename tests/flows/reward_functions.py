@@ -14,6 +14,13 @@ def constant(completions, **columns):
     return [1.0] * len(completions)
 
 
+def no_nines(completions, **columns):
+    """As `even_digits`, but a nine cannot be read."""
+    if any("9" in text for text in completions):
+        raise ValueError("there is a nine")
+    return even_digits(completions)
+
+
 def miscounted(completions, **columns):
     """One value too many: a broken contract, at each call a line in `calls.txt` of the working folder."""
     with Path("calls.txt").open("a") as calls:

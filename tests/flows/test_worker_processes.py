@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from tiny_runs import tiny_config
+from tiny_runs import REWARDS, TINY, tiny_config
 
 from gyre_core.cluster.fleet import promote, request_drain
 from gyre_core.experience.schema import SEGMENT_FORMAT, table_to_groups
@@ -60,9 +60,12 @@ class Workers:
 
 
 @asynccontextmanager
-async def opened_run(tmp_path, **rollout):
+async def opened_run(tmp_path, reward=TINY["reward"], **rollout):
     config = tiny_config(
-        tmp_path, rollout={**ROLLOUT, **rollout}, experiment={"name": "tiny", "seed": 3, "steps": STEPS, "threads": 1}
+        tmp_path,
+        rollout={**ROLLOUT, **rollout},
+        experiment={"name": "tiny", "seed": 3, "steps": STEPS, "threads": 1},
+        reward=reward,
     )
     run = await open_run(config, run_id="a")
     workers = Workers(run.storage)
@@ -104,6 +107,12 @@ async def answered_in_the_end(run):
         await asyncio.sleep(0.1)
 
 
+def committed_rollouts(storage):
+    """All rollouts of all segments, each with its group."""
+    tables = (decode_table(storage.read(name), SEGMENT_FORMAT, name)[0] for name in storage.list("pool"))
+    return [(group, rollout) for table in tables for group in table_to_groups(table) for rollout in group.rollouts]
+
+
 def check_nothing_lost_or_doubled(run):
     """Every request was admitted once, or waits as a straggler with its segment; no row is there twice."""
     storage = run.storage
@@ -114,14 +123,7 @@ def check_nothing_lost_or_doubled(run):
     assert len(entries) == len(set(entries))
     assert set(entries) | set(run.stragglers) == planned
     assert not set(entries) & set(run.stragglers)
-    rows = []
-    for name in storage.list("pool"):
-        table, _ = decode_table(storage.read(name), SEGMENT_FORMAT, name)
-        rows += [
-            (group.group_id, rollout.completion.sample_index)
-            for group in table_to_groups(table)
-            for rollout in group.rollouts
-        ]
+    rows = [(group.group_id, rollout.completion.sample_index) for group, rollout in committed_rollouts(storage)]
     assert len(rows) == len(set(rows))
     assert len(rows) == len(planned) * run.config.rollout.samples_per_prompt
     assert run.samples_seen == len(entries) * run.config.rollout.samples_per_prompt
@@ -212,6 +214,20 @@ async def test_workers_whose_owner_dies_end_by_themselves(tmp_path):
         run.remote._task.cancel()
         await wait_for(lambda: worker.poll() is not None)
         assert b"gave no sign of life" in worker.stdout.read()
+
+
+async def test_what_fails_at_the_workers_scoring_is_counted_by_the_run(tmp_path):
+    reward = {"functions": [{"path": f"{REWARDS}:no_nines"}], "retries": 0}
+    async with opened_run(tmp_path, reward=reward) as (run, workers):
+        workers.start(0)
+        await train(run)
+        await answered_in_the_end(run)
+        failed = sum(rollout.score.status == "failed" for _, rollout in committed_rollouts(run.storage))
+        assert failed > 0
+        metrics = [run.results[step].metrics for step in range(1, STEPS + 1)]
+        counted = sum(row.get("rewards/no_nines/failed", 0.0) for row in metrics)
+        await wait_for(lambda: run.remote.scoring_totals["rewards/no_nines/failed"] == failed)
+        assert counted + run.remote.scoring_metrics()["rewards/no_nines/failed"] == failed
 
 
 async def test_an_error_of_a_worker_reaches_the_step_with_its_words(tmp_path):
