@@ -75,12 +75,7 @@ async def measure(output: str, max_lag: int, steps: int, seconds: float) -> dict
     ended: dict[int, float] = {}
 
     async def take(step: int) -> None:
-        await stages.rollout(run, step)
-        await run.turns.wait(step)
-        for stage in (stages.reward, stages.sample, stages.update):
-            await stage(run, step)
-        await run.finish(step)
-        await run.turns.release(step)
+        await stages.take_step(run, step)
         ended[step] = time.monotonic()
         places.release()
 

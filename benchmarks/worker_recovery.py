@@ -16,65 +16,18 @@ import json
 import os
 import random
 import signal
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
+from elastic.live_run import REQUESTS_PER_STEP, WORKERS, LiveRun, Worker, live_run, summary
 
 from gyre_core.checkpoint.store import CheckpointStore
 from gyre_core.cluster.requests import request_name
-from gyre_core.storage import Storage, open_storage
-from gyre_core.training.remote import read_view
-
-PATIENCE = 180.0
-"""Seconds after which the benchmark gives up waiting for anything."""
-REQUESTS_PER_STEP, WORKERS = 8, 2
-CONFIG = """
-experiment: {{name: recovery, seed: {seed}, steps: 100000, output: {output}, threads: 1}}
-rollout:
-  launcher: pool
-  batch_size: 32
-  samples_per_prompt: 8
-  groups_per_request: 4
-  max_tokens: 5
-  tokens_per_second: 150
-  min_worker: 2
-  max_worker: 2
-  standby: {standby}
-  heartbeat_timeout: 3
-  orphan_timeout: 60
-  attempts: 1000
-learning: {{lr: 1e-3, warmup_steps: 5, update_steps: 2}}
-evaluation: {{every: 0, prompts: 8}}
-monitor: {{tensorboard: false}}
-"""
-
-Worker = dict[str, Any]
-"""A worker as the run's owner sees it."""
-
-
-def wait_for(what: str, found: Callable[[], Any], run: subprocess.Popen[bytes]) -> Any:
-    """What `found` returns, once that is true."""
-    deadline = time.monotonic() + PATIENCE
-    while not (result := found()):
-        if run.poll() is not None:
-            raise SystemExit(f"the run ended with exit code {run.returncode} while waiting for {what}")
-        if time.monotonic() > deadline:
-            raise SystemExit(f"gave up waiting for {what} after {PATIENCE:g} s")
-        time.sleep(0.05)
-    return result
-
-
-def workers_in(storage: Storage, phase: str) -> list[Worker]:
-    view = read_view(storage)
-    return [worker for worker in view["workers"] if worker["phase"] == phase] if view else []
+from gyre_core.storage import Storage
 
 
 def beats(storage: Storage) -> list[Worker]:
@@ -88,16 +41,17 @@ def taken_over(storage: Storage, attempt_name: str) -> bool:
     return storage.exists(f"claims/{request_id}.{int(attempt) + 1}") or storage.exists(f"pool/{request_id}.parquet")
 
 
-def kill_one(storage: Storage, standby: int, rng: random.Random, run: subprocess.Popen[bytes]) -> dict[str, Any]:
+def kill_one(run: LiveRun, standby: int, rng: random.Random) -> dict[str, Any]:
     """Kill a worker with requests in hand, and wait until others have taken over."""
+    storage = run.storage
 
     def ready() -> list[Worker]:
-        busy = [worker for worker in workers_in(storage, "ready") if worker["in_flight"]]
-        return busy if len(busy) == WORKERS and len(workers_in(storage, "standby")) == standby else []
+        busy = [worker for worker in run.workers("ready") if worker["in_flight"]]
+        return busy if len(busy) == WORKERS and len(run.workers("standby")) == standby else []
 
-    wait_for("all workers at work", ready, run)
+    run.wait_for("all workers at work", ready)
     time.sleep(rng.uniform(0.0, 2.0))
-    victim = rng.choice(wait_for("all workers at work", ready, run))
+    victim = rng.choice(run.wait_for("all workers at work", ready))
     at_work = {worker["token"] for worker in beats(storage) if worker["state"] != "standby"}
     held = victim["in_flight"]
     os.kill(victim["pid"], signal.SIGKILL)
@@ -117,7 +71,7 @@ def kill_one(storage: Storage, standby: int, rng: random.Random, run: subprocess
                 replacement["first_segment"] = time.monotonic() - killed
         return len(taken) == len(held) and replacement is not None
 
-    wait_for("a takeover", all_over, run)
+    run.wait_for("a takeover", all_over)
     assert replacement is not None
     started = psutil.Process(replacement["pid"]).create_time() - killed_at
     return {
@@ -140,15 +94,6 @@ def count_requests(storage: Storage) -> dict[str, int]:
     return {"steps": checkpoint.step, "requests": len(planned), "lost": len(missing), "doubled": doubled}
 
 
-def summary(values: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(values)
-    return {
-        "median": round(statistics.median(ordered), 2),
-        "p95": round(ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))], 2),
-        "most": round(ordered[-1], 2),
-    }
-
-
 def main() -> None:
     """Run, kill, count and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -157,23 +102,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
+    kills: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "recovery.yaml"
-        config.write_text(CONFIG.format(output=folder, standby=arguments.standby, seed=arguments.seed))
-        command = [sys.executable, "-m", "deployments.cli", "train", "--config", str(config), "--run-id", "a"]
-        log = (Path(folder) / "run.log").open("wb")
-        environment = os.environ | {"GYRE_HOME": str(Path(folder) / "home")}
-        run = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        storage = open_storage(Path(folder) / "recovery" / "a")
-        kills: list[dict[str, Any]] = []
-        try:
+        with live_run(Path(folder), seed=arguments.seed, standby=arguments.standby) as run:
             for number in range(arguments.kills):
-                kills.append(kill_one(storage, arguments.standby, rng, run))
+                kills.append(kill_one(run, arguments.standby, rng))
                 print(f"kill {number + 1}: {kills[-1]}", flush=True)
-        finally:
-            run.send_signal(signal.SIGINT)
-            run.wait(PATIENCE)
-        counts = count_requests(storage)
+        counts = count_requests(run.storage)
     phases = {
         name: [kill["phases"][name] for kill in kills if name in kill["phases"]]
         for kill in kills

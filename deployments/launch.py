@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Generator
 from typing import Any, cast
 
-from prefect import tags
 from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogHandler
@@ -49,12 +48,11 @@ def run_training(config: GyreConfig, *, resume: bool, run_id: str | None, keep_s
         with_workers = config.rollout.launcher == "pool"
         with local_platform(keep_server) if with_workers else prefect_api(keep_server) as api_url:
             print(f"Prefect UI: {api_url.removesuffix('/api')}", flush=True)
-            with tags(config.experiment.name, *config.experiment.tags):
-                try:
-                    state, result = asyncio.run(_train(config, run_id, resume))
-                except TerminationSignal:  # The flow has saved the state after the last whole step.
-                    print("terminated; go on with --resume", file=sys.stderr)
-                    return TERMINATED
+            try:
+                state, result = asyncio.run(_train(config, run_id, resume))
+            except TerminationSignal:  # The flow has saved the state after the last whole step.
+                print("terminated; go on with --resume", file=sys.stderr)
+                return TERMINATED
             # The last log lines travel in the background, and the server may end with this block.
             server_log.flush()
         if state.is_completed():

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import prefect.runtime.flow_run
 from prefect import flow, tags
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
 
@@ -51,10 +52,18 @@ async def train(config: FormConfig, run_id: str | None = None, resume: bool = Fa
     await load_access(config.storage.block)
     run = await open_run(config, run_id=run_id, resume=resume, runner=function_runner(config))
     try:
-        with tags(run.key, *config.experiment.tags):
+        names = {config.experiment.name, run.key, *config.experiment.tags}
+        await _tag_this_run(names)
+        with tags(*names):
             return await _Training(run).train()
     finally:
         await run.close()
+
+
+async def _tag_this_run(names: set[str]) -> None:
+    """Have this flow run found by the run's names, as all that it starts is."""
+    async with get_client() as client:
+        await client.update_flow_run(prefect.runtime.flow_run.id, tags=names | {*prefect.runtime.flow_run.tags})
 
 
 class _Training:

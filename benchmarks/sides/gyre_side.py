@@ -65,25 +65,15 @@ def make_config(settings: dict[str, Any]) -> GyreConfig:
     )
 
 
-async def plain_step(run: TrainingRun, step: int) -> None:
-    """The stages of a step, as `flows.rl_step` calls them, without Prefect."""
-    await stages.rollout(run, step)
-    await run.turns.wait(step)
-    await stages.reward(run, step)
-    await stages.sample(run, step)
-    await stages.update(run, step)
-    await run.finish(step)
-
-
 async def take_block(run: TrainingRun, count: int, artifacts: RunArtifacts | None) -> dict[str, Any]:
     """Take the next `count` steps; returns their figures."""
     steps = range(run.step + 1, run.step + count + 1)
     for step in steps:
         if artifacts is None:
-            await plain_step(run, step)
+            await stages.take_step(run, step)
         else:
             await rl_step(run.key, step)
-        await run.turns.release(step)
+            await run.turns.release(step)
         if artifacts is not None and step % run.config.monitor.artifact_every == 0:
             await artifacts.update()
     metrics = [run.results[step].metrics for step in steps]

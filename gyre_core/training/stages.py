@@ -46,6 +46,17 @@ VERSIONS_KEPT = 3
 """Published versions that stay beside those that open steps may still ask for."""
 
 
+async def take_step(run: TrainingRun, step: int) -> None:
+    """Take a whole step, as the flow `rl_step` does with a task for each stage, and give the turn to the next."""
+    await rollout(run, step)
+    await run.turns.wait(step)
+    await reward(run, step)
+    await sample(run, step)
+    await update(run, step)
+    await run.finish(step)
+    await run.turns.release(step)
+
+
 async def rollout(run: TrainingRun, step: int) -> int:
     """Have the step's requests answered by segments; returns how many there are.
 

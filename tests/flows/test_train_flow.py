@@ -48,7 +48,7 @@ async def test_runs_tasks_and_artifacts_carry_telling_names(tmp_path, monkeypatc
         names = {item.name: item for item in below}
         assert names.keys() == {"step-000001", "step-000002", "evaluate-000000", "evaluate-000002"}
         assert {item.state_name for item in below} == {"Completed"}
-        assert all({run.key, "first", "second"} <= set(item.tags) for item in below)
+        assert all(set(item.tags) == {"tiny", run.key, "first", "second"} for item in [top, *below])
         tasks = await client.read_task_runs(
             task_run_filter=TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[names["step-000002"].id]))
         )

@@ -83,12 +83,7 @@ async def train(run, follow=None):
     beside = asyncio.create_task(follow) if follow else None
 
     async def take(step):
-        await stages.rollout(run, step)
-        await run.turns.wait(step)
-        for stage in (stages.reward, stages.sample, stages.update):
-            await stage(run, step)
-        await run.finish(step)
-        await run.turns.release(step)
+        await stages.take_step(run, step)
         places.release()
 
     async with asyncio.TaskGroup() as group:

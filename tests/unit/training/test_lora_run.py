@@ -23,13 +23,7 @@ def lora_config(folder, dtype="float32", **sections):
 
 async def take_step(run):
     step = run.step + 1
-    await stages.rollout(run, step)
-    await run.turns.wait(step)
-    await stages.reward(run, step)
-    await stages.sample(run, step)
-    await stages.update(run, step)
-    await run.finish(step)
-    await run.turns.release(step)
+    await stages.take_step(run, step)
     return run.results[step].metrics
 
 
