@@ -93,7 +93,7 @@ def test_a_run_leaves_logging_as_it_was(tmp_path, capsys):
         ]
 
     before = state()
-    config = GyreConfig.model_validate({"models": {"actor": str(tmp_path / "absent")}})
+    config = GyreConfig.model_validate({"models": {"policy": str(tmp_path / "absent")}})
     with pytest.raises(ValueError, match="absent"):
         run_training(config, resume=False, run_id=None, keep_server=False)
     assert state() == before
