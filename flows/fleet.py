@@ -31,7 +31,7 @@ from prefect.states import Cancelling
 from flows.names import ROLLOUT_DEPLOYMENT, ROLLOUT_POOL, SCALE_REQUESTED
 from flows.states import OPEN_STATES, in_states, state_of
 from gyre_core.cluster.epochs import current_epoch
-from gyre_core.cluster.fleet import Target, promote, read_target, request_drain
+from gyre_core.cluster.fleet import Target, promote, read_target, request_drain, worker_name
 from gyre_core.cluster.heartbeat import WorkerBeat
 from gyre_core.cluster.planning import FleetPlan, Member, Phase, Start, plan_fleet
 from gyre_core.storage import Storage
@@ -109,6 +109,11 @@ class PrefectFleet:
                 await self._start(client, start)
         if plan.start or plan.promote or plan.drain or plan.cancel:
             logger.info("rollout workers of %s: %s", self._key, describe(plan))
+
+    @property
+    def ended_workers(self) -> list[str]:
+        """The names of the workers whose flow runs had ended at the last look."""
+        return [worker_name(run.parameters["slot"], run.parameters["generation"]) for run in self._ended.values()]
 
     async def open_workers(self) -> list[str]:
         """The names of the workers whose flow runs have not ended."""

@@ -116,6 +116,8 @@ class _Workers:
             self._away = True
             return None
         self._away = False
+        # Prefect sees a process end sooner than its heartbeat is missed.
+        self._remote.registry.report_gone(self._fleet.ended_workers)
         return plan
 
     def _any_lives(self) -> bool:

@@ -152,6 +152,11 @@ class RolloutRequest:
     groups: tuple[GroupRequest, ...]
     sampling: SamplingParameters
 
+    @property
+    def sequences(self) -> int:
+        """Completions that it asks for."""
+        return len(self.groups) * self.sampling.samples
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingGroup:

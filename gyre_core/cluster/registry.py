@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -28,9 +29,9 @@ class RegisteredWorker:
 class Registry:
     """Reads the heartbeats of a run's workers.
 
-    A worker is lost when its sequence number has not moved for `timeout` seconds, or for `start_grace` while it starts.
-    One that moves again is back, with nothing held against it. Of one that ended, or stays lost, the heartbeat is
-    removed after FORGET_AFTER seconds.
+    A worker is lost when its sequence number has not moved for `timeout` seconds, or for `start_grace` while it starts,
+    or when somebody reports that it is gone. One that moves again is back, with nothing held against it. Of one that
+    ended, or stays lost, the heartbeat is removed after FORGET_AFTER seconds.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Registry:
         self._start_grace = start_grace
         self._clock = clock
         self._beats: dict[str, tuple[WorkerBeat, float]] = {}
+        self._gone: dict[str, float] = {}
         self._observed = clock()
 
     def observe(self) -> None:
@@ -62,11 +64,20 @@ class Registry:
             known = self._beats.get(beat.worker)
             if known is None or (beat.token, beat.sequence) != (known[0].token, known[0].sequence):
                 self._beats[beat.worker] = beat, now
+                if known is not None and beat.token != known[0].token:
+                    self._gone.pop(beat.worker, None)
         self._observed = now
         for worker in self.workers:
             if worker.phase in ("lost", "ended") and worker.silent_seconds > FORGET_AFTER:
                 self._storage.delete(f"workers/{worker.beat.worker}.json")
                 del self._beats[worker.beat.worker]
+                self._gone.pop(worker.beat.worker, None)
+
+    def report_gone(self, names: Iterable[str]) -> None:
+        """Take these workers for lost from now on, unless they go on giving signs of life."""
+        for name in names:
+            if name in self._beats:
+                self._gone.setdefault(name, self._clock())
 
     @property
     def workers(self) -> list[RegisteredWorker]:
@@ -85,5 +96,7 @@ class Registry:
 
     def _judge(self, beat: WorkerBeat, silent: float) -> RegisteredWorker:
         limit = self._start_grace if beat.state == "starting" else self._timeout
-        phase: WorkerPhase = "lost" if beat.state != "ended" and silent > limit else beat.state
+        # A heartbeat that was written before the end may be read after the report of it.
+        gone = self._observed - silent < self._gone.get(beat.worker, -math.inf) + self._timeout / 2
+        phase: WorkerPhase = "lost" if beat.state != "ended" and (gone or silent > limit) else beat.state
         return RegisteredWorker(beat, phase, silent)

@@ -61,6 +61,8 @@ class ClaimedRequest:
     worker: Worker
     request: RolloutRequest
     attempt: int
+    begun: bool = False
+    """Whether the engine has been given it."""
     load_seconds: float = 0.0
     generation_seconds: float = 0.0
     reward_seconds: float = 0.0
@@ -81,6 +83,7 @@ class ClaimedRequest:
         """Complete the request's prompts with its policy version; returns the number of completion tokens."""
         async with self.worker.gate.holding(self.request.version) as self.load_seconds:
             started = time.monotonic()
+            self.begun = True
             self.completions = await generate(self.worker.engine, self.request.groups, self.request.sampling)
             self.generation_seconds = time.monotonic() - started
         return self.completion_tokens

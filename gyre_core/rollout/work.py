@@ -1,9 +1,10 @@
 """The life of a rollout worker: take open requests, answer them, and go when asked or when nobody owns the run.
 
 1. Requests are taken oldest first, those of the owner's epoch alone, and only while the engine has places free: one
-   that could not begin at once is better left to another worker. Nor does a worker generate for more than its share,
-   the open requests divided by the workers that the run wants, or the others would stand idle beside it. A request that
-   another worker lost has waited long enough: for that one any free place will do.
+   that could not begin at once is better left to another worker. Nor does a worker generate for more than its share of
+   a step, the step's open requests divided by the workers that the run wants: else one worker would take the whole step
+   and another the next, and each step would take as long as by one worker. A request that another worker lost has
+   waited long enough: for that one any free place will do.
 2. Requests of one policy version generate side by side; while one is scored and committed, the next generates.
 3. An attempt that fails is reported with its error, and the owner issues another. After `FAILURES_IN_A_ROW` without
    an answer in between, the worker itself is taken for broken and ends with the last error.
@@ -21,6 +22,7 @@ import math
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -28,7 +30,7 @@ from typing import ClassVar
 from gyre_core.cluster.claims import Failure, claims, failures, report_failure
 from gyre_core.cluster.fleet import clear_flags, drain_requested, promoted, read_target
 from gyre_core.cluster.heartbeat import OwnerWatch, WorkerBeat, WorkerState, worker_heart
-from gyre_core.cluster.requests import read_request
+from gyre_core.cluster.requests import read_request, request_step
 from gyre_core.config.sections import RolloutConfig
 from gyre_core.experience.segments import open_requests
 from gyre_core.rollout.serving import ClaimedRequest, Worker, claim_request
@@ -174,10 +176,13 @@ class RolloutWorker:
         if not self._generating():
             return len(self._held) < MOST_HELD
         stats = worker.engine.stats()
-        return stats.queued == 0 and 0 < stats.in_flight < self._config.sequences_in_flight
+        # What was claimed a moment ago is not in the engine yet.
+        coming = sum(held.request.sequences for held in self._held.values() if not held.begun)
+        return stats.queued == 0 and 0 < stats.in_flight < self._config.sequences_in_flight - coming
 
-    def _generating(self) -> int:
-        return sum(not held.completions for held in self._held.values())
+    def _generating(self) -> Counter[int]:
+        """Requests that are not complete, by their step."""
+        return Counter(held.request.step for held in self._held.values() if not held.completions)
 
     async def _take(self, worker: Worker, answer: Answer) -> bool:
         """Claim the next request and begin with it; False when there is none for this worker."""
@@ -197,11 +202,9 @@ class RolloutWorker:
 
     async def _claim_next(self, worker: Worker) -> ClaimedRequest | None:
         queue = await asyncio.to_thread(_look_at_queue, self._storage)
-        full = self._generating() >= math.ceil(queue.open / queue.workers) or (
-            worker.engine.stats().in_flight > self._config.sequences_in_flight // 2
-        )
+        generating = self._generating()
         for request_id, attempt in queue.unclaimed:
-            if attempt == 1 and full and self._generating():
+            if attempt == 1 and generating[request_step(request_id)] >= queue.share(request_id):
                 continue
             try:
                 request = await asyncio.to_thread(read_request, self._storage, request_id, attempt)
@@ -209,7 +212,7 @@ class RolloutWorker:
                 continue
             if self._owner.epoch not in (0, request.version.epoch):
                 continue
-            if self._generating() and request.version != worker.engine.version:
+            if generating and request.version != worker.engine.version:
                 return None
             claimed = await claim_request(worker, request, attempt)
             if claimed is not None:
@@ -277,16 +280,20 @@ class RolloutWorker:
 
 @dataclass(frozen=True, slots=True)
 class _Queue:
-    open: int
-    """Requests without a segment, claimed ones included."""
+    open: Counter[int]
+    """Requests without a segment, claimed ones included, by their step."""
     unclaimed: list[tuple[str, int]]
     """Their attempts that nobody has claimed, oldest request first."""
     workers: int
     """Workers that the run wants."""
+
+    def share(self, request_id: str) -> int:
+        """How many requests of this one's step a worker generates at the same time."""
+        return math.ceil(self.open[request_step(request_id)] / self.workers)
 
 
 def _look_at_queue(storage: Storage) -> _Queue:
     taken = claims(storage) | failures(storage)
     attempts = open_requests(storage)
     unclaimed = [(name, attempt) for name, attempt in attempts.items() if f"{name}.{attempt}" not in taken]
-    return _Queue(len(attempts), unclaimed, read_target(storage).workers)
+    return _Queue(Counter(map(request_step, attempts)), unclaimed, read_target(storage).workers)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -156,6 +157,27 @@ async def test_kills_at_random_times_lose_and_double_nothing(tmp_path, seed):
         check_nothing_lost_or_doubled(run)
 
 
+async def test_workers_share_each_step(tmp_path):
+    async with opened_run(tmp_path) as (run, workers):
+        for slot in (0, 1):
+            workers.start(slot)
+        await wait_for(lambda: run.remote.registry.count(["ready"]) == 2)
+        storage, shares = run.storage, {}
+
+        async def read_claims():
+            while True:
+                for name in storage.list("claims"):
+                    with suppress(FileNotFoundError):  # The owner removes those of steps that are closed.
+                        shares[name] = storage.read(name).decode().partition(" ")[0]
+                await asyncio.sleep(0.05)
+
+        await train(run, read_claims())
+        for step in range(1, STEPS + 1):
+            counted = Counter(worker for name, worker in shares.items() if f"/{step:08d}-" in name)
+            assert sum(counted.values()) >= 8
+            assert min(counted["000.1"], counted["001.1"]) >= 2
+
+
 async def test_a_worker_that_is_frozen_and_thaws_doubles_nothing(tmp_path):
     async with opened_run(tmp_path) as (run, workers):
         frozen = workers.start(0)
@@ -212,7 +234,7 @@ async def test_workers_whose_owner_dies_end_by_themselves(tmp_path):
 
 
 async def test_what_fails_at_the_workers_scoring_is_counted_by_the_run(tmp_path):
-    reward = {"functions": [{"path": f"{REWARDS}:no_nines"}], "retries": 0}
+    reward = {"functions": [{"path": f"{REWARDS}:no_nines"}], "retries": 0, "max_failure_share": 1.0}
     async with opened_run(tmp_path, reward=reward) as (run, workers):
         workers.start(0)
         await train(run)

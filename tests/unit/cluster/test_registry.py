@@ -66,6 +66,41 @@ def test_a_worker_whose_number_stands_still_is_lost_after_the_timeout_and_back_w
     assert phase(registry) == "ready"
 
 
+def test_a_worker_that_is_reported_gone_is_lost_at_once_and_back_when_it_moves(storage, clock):
+    registry = Registry(storage, timeout=5.0, start_grace=60.0, clock=clock)
+    write(storage, BEAT)
+    registry.observe()
+    registry.report_gone(["000.1", "001.1"])
+    assert phase(registry) == "lost"
+    clock.now += 0.5
+    write(storage, replace(BEAT, sequence=2))  # Written before its end, read after the report.
+    registry.observe()
+    registry.report_gone(["000.1"])
+    assert phase(registry) == "lost"
+    clock.now += 2.5
+    write(storage, replace(BEAT, sequence=3))
+    registry.observe()
+    assert phase(registry) == "ready"
+
+
+def test_another_process_of_a_name_that_was_reported_gone_is_not_lost(storage, clock):
+    registry = Registry(storage, timeout=5.0, start_grace=60.0, clock=clock)
+    write(storage, BEAT)
+    registry.observe()
+    registry.report_gone(["000.1"])
+    write(storage, replace(BEAT, token="000.1 b"))
+    registry.observe()
+    assert phase(registry) == "ready"
+
+
+def test_an_ended_worker_that_is_reported_gone_stays_ended(storage, clock):
+    registry = Registry(storage, timeout=5.0, start_grace=60.0, clock=clock)
+    write(storage, replace(BEAT, state="ended"))
+    registry.observe()
+    registry.report_gone(["000.1"])
+    assert phase(registry) == "ended"
+
+
 def test_a_start_has_its_own_grace(storage, clock):
     registry = Registry(storage, timeout=5.0, start_grace=120.0, clock=clock)
     write(storage, replace(BEAT, state="starting"))
