@@ -35,6 +35,11 @@ def beats(storage: Storage) -> list[Worker]:
     return [json.loads(storage.read(name)) for name in storage.list("workers")]
 
 
+def unanswered(storage: Storage, worker: Worker) -> list[str]:
+    """The attempts that a worker has in hand."""
+    return [name for name in worker["in_flight"] if not taken_over(storage, name)]
+
+
 def taken_over(storage: Storage, attempt_name: str) -> bool:
     """Whether the request is in other hands, or answered."""
     request_id, _, attempt = attempt_name.rpartition(".")
@@ -45,15 +50,17 @@ def kill_one(run: LiveRun, standby: int, rng: random.Random) -> dict[str, Any]:
     """Kill a worker with requests in hand, and wait until others have taken over."""
     storage = run.storage
 
-    def ready() -> list[Worker]:
-        busy = [worker for worker in run.workers("ready") if worker["in_flight"]]
-        return busy if len(busy) == WORKERS and len(run.workers("standby")) == standby else []
+    def at_work() -> list[Worker]:
+        ready = {worker["token"] for worker in run.workers("ready")}
+        if len(ready) < WORKERS or len(run.workers("standby")) < standby:
+            return []
+        return [worker for worker in beats(storage) if worker["token"] in ready and unanswered(storage, worker)]
 
-    run.wait_for("all workers at work", ready)
+    run.wait_for("all workers at work", at_work)
     time.sleep(rng.uniform(0.0, 2.0))
-    victim = rng.choice(run.wait_for("all workers at work", ready))
-    at_work = {worker["token"] for worker in beats(storage) if worker["state"] != "standby"}
-    held = victim["in_flight"]
+    victim = rng.choice(run.wait_for("a worker with requests in hand", at_work))
+    known = {worker["token"] for worker in beats(storage) if worker["state"] != "standby"}
+    held = unanswered(storage, victim)
     os.kill(victim["pid"], signal.SIGKILL)
     killed, killed_at = time.monotonic(), time.time()
     taken: dict[str, float] = {}
@@ -65,7 +72,7 @@ def kill_one(run: LiveRun, standby: int, rng: random.Random) -> dict[str, Any]:
             if name not in taken and taken_over(storage, name):
                 taken[name] = time.monotonic() - killed
         if replacement is None:
-            new = (worker for worker in beats(storage) if worker["served"] and worker["token"] not in at_work)
+            new = (worker for worker in beats(storage) if worker["served"] and worker["token"] not in known)
             replacement = next(new, None)
             if replacement is not None:
                 replacement["first_segment"] = time.monotonic() - killed
