@@ -50,7 +50,7 @@ def run_training(config: GyreConfig, *, resume: bool, run_id: str | None, keep_s
             print(f"Prefect UI: {api_url.removesuffix('/api')}", flush=True)
             try:
                 state, result = asyncio.run(_train(config, run_id, resume))
-            except TerminationSignal:  # The flow has saved the state after the last whole step.
+            except (TerminationSignal, asyncio.CancelledError):  # The flow has saved the state of the last whole step.
                 print("terminated; go on with --resume", file=sys.stderr)
                 return TERMINATED
             # The last log lines travel in the background, and the server may end with this block.

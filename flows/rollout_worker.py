@@ -14,6 +14,7 @@ from prefect import flow, tags
 
 from blocks.storage import open_data_storage
 from flows.scoring import function_runner
+from flows.termination import cancelled_by_sigterm
 from gyre_core.cluster.fleet import worker_name
 from gyre_core.rollout.build import open_worker, read_config
 from gyre_core.rollout.serving import ClaimedRequest
@@ -48,5 +49,5 @@ async def rollout_worker(run: str, storage: str, slot: int, generation: int, sta
         await generate(name, claimed.name)
         return await score(name, claimed.name)
 
-    with tags(run):
+    with tags(run), cancelled_by_sigterm():
         return await worker.run(lambda: open_worker(config, data, token, function_runner(config)), answer)

@@ -23,6 +23,7 @@ from flows.evaluate import evaluate
 from flows.forms import FormConfig
 from flows.rl_step import rl_step
 from flows.scoring import function_runner
+from flows.termination import cancelled_by_sigterm
 from flows.workers import rollout_workers
 from gyre_core.config.runnable import refuse_unbuilt
 from gyre_core.monitor.progress import ProgressDisplay
@@ -54,7 +55,7 @@ async def train(config: FormConfig, run_id: str | None = None, resume: bool = Fa
     try:
         names = {config.experiment.name, run.key, *config.experiment.tags}
         await _tag_this_run(names)
-        with tags(*names):
+        with tags(*names), cancelled_by_sigterm():
             return await _Training(run).train()
     finally:
         await run.close()
