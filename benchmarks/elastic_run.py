@@ -20,9 +20,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from deployments.launch import run_training
 from gyre_core.config import GyreConfig
@@ -38,6 +40,8 @@ STEPS = sum(steps for steps, _ in PHASES)
 TOKENS_PER_SECOND = 75.0
 MOST = 6
 KILL_EVERY = 60.0
+LONGEST_WAY = 15.0
+"""Seconds from a decision to the process that it causes, at the most."""
 
 
 def make_config(output: Path, elastic: bool, seed: int) -> GyreConfig:
@@ -91,19 +95,25 @@ def timed_learner() -> Generator[None]:
 
 
 class Watch(threading.Thread):
-    """Counts the workers of a run every second, and kills one now and then."""
+    """Counts the workers of a run every second, times their starts, and kills one now and then."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         super().__init__(daemon=True)
         self._storage = open_storage(folder)
+        self._target = folder / "fleet" / "target.json"
         self._rng = random.Random(seed)
         self._stopped = threading.Event()
+        self._wanted = 0
+        self._grown_at = 0.0
         self.held: list[int] = []
         self.kills = 0
+        self.starts: dict[str, dict[str, float]] = {}
+        """Seconds of each phase of the starts that a decision to grow caused, by worker."""
 
     def run(self) -> None:
         next_kill = time.monotonic() + KILL_EVERY
         while not self._stopped.wait(1.0):
+            self._time_starts()
             view = read_view(self._storage) if self._storage.exists("learner/workers.json") else None
             if view is None:
                 continue
@@ -114,6 +124,22 @@ class Watch(threading.Thread):
                 os.kill(self._rng.choice(ready)["pid"], signal.SIGKILL)
                 self.kills += 1
                 next_kill += KILL_EVERY
+                self._grown_at = 0.0  # Whoever starts now may be a replacement.
+
+    def _time_starts(self) -> None:
+        if not self._target.exists():
+            return
+        wanted = json.loads(self._target.read_text())["workers"]
+        if wanted > self._wanted:
+            self._grown_at = self._target.stat().st_mtime
+        self._wanted = wanted
+        for name in self._storage.list("workers"):
+            beat = json.loads(self._storage.read(name))
+            if self._grown_at and "first_token" in beat["start"] and beat["worker"] not in self.starts:
+                with suppress(psutil.NoSuchProcess):
+                    begun = psutil.Process(beat["pid"]).create_time() - self._grown_at
+                    if 0.0 < begun < LONGEST_WAY:
+                        self.starts[beat["worker"]] = {"decision_to_process": begun, **beat["start"]}
 
     def stop(self) -> None:
         self._stopped.set()
@@ -143,6 +169,11 @@ def measure(output: Path, elastic: bool, seed: int) -> dict[str, Any]:
         "kills": watch.kills,
         "learner_wait_share": round(waited / elapsed, 3),
         "reward": round(statistics.fmean(row.metrics["reward"] for row in rows[-20:]), 3),
+        "start_seconds": {
+            phase: round(statistics.median(start[phase] for start in watch.starts.values()), 2)
+            for phase in next(iter(watch.starts.values()), {})
+        },
+        "starts": len(watch.starts),
         "reissued": int(rows[-1].metrics["rollout/reissued"]),
     }
 
