@@ -67,7 +67,7 @@ def make_config(output: Path, elastic: bool, seed: int) -> GyreConfig:
                 "heartbeat_timeout": 5,
                 "orphan_timeout": 60,
             },
-            "learning": {"lr": 1e-3, "warmup_steps": 5, "final_lr_fraction": 0.05, "update_steps": 2},
+            "learning": {"lr": 3e-4, "warmup_steps": 5, "final_lr_fraction": 0.05, "update_steps": 2},
             "elastic": {"enabled": elastic, "scale_interval": 10, "scale_cooling": 15},
             "evaluation": {"every": 0},
             "monitor": {"tensorboard": False},
