@@ -44,7 +44,7 @@ _PAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What a worker's heartbeats say of it; `was_ready` once it could take requests."""
+    """What a worker's heartbeats say of it; `was_ready` once it could take requests, or wait as a warm spare."""
 
     phase: Phase
     was_ready: bool
@@ -66,7 +66,6 @@ class PrefectFleet:
         self._deployment: UUID | None = None
         self._open: dict[str, FlowRun] = {}
         self._ended: dict[UUID, FlowRun] = {}
-        self._limited_for: int | None = None
         self._draining_since: dict[str, float] = {}
 
     async def reconcile(self, target: Target, signs: Mapping[str, Sign] | None = None) -> FleetPlan:
@@ -101,14 +100,17 @@ class PrefectFleet:
         async with get_client() as client:
             for name in (*plan.cancel, *self._overdue()):
                 await client.set_flow_run_state(self._open[name].id, Cancelling())
-            expected = len(self._open) + len(plan.start)
-            if expected != self._limited_for:
-                await _set_limit(client, len(plan.start))
-                self._limited_for = expected
+            # At every pass: another run on this server may have counted without this one's workers.
+            await _set_limit(client, len(plan.start))
             for start in plan.start:
                 await self._start(client, start)
         if plan.start or plan.promote or plan.drain or plan.cancel:
             logger.info("rollout workers of %s: %s", self._key, describe(plan))
+
+    @property
+    def any_open(self) -> bool:
+        """Whether the flow run of any worker had not ended at the last look."""
+        return bool(self._open)
 
     @property
     def ended_workers(self) -> list[str]:
@@ -250,7 +252,7 @@ def read_signs(storage: Storage) -> dict[str, Sign]:
             beat = WorkerBeat.from_json(storage.read(name))
         except (FileNotFoundError, ValueError, TypeError, json.JSONDecodeError):
             continue
-        signs[beat.worker] = Sign("ready" if beat.state == "standby" else beat.state, beat.ready_seconds > 0.0)
+        signs[beat.worker] = Sign("ready" if beat.state == "standby" else beat.state, beat.came_up)
     return signs
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -46,3 +46,18 @@ def cancelled_by_sigterm() -> Generator[None]:
     finally:
         engine._prefect_sigterm_handler = prefects_own
         signal.signal(signal.SIGTERM, before)
+
+
+async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await work that is not to be left half done, also when this task is cancelled meanwhile; then that is raised."""
+    task, cancelled = asyncio.ensure_future(work), False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise
+            cancelled = True
+    task.result()
+    if cancelled:
+        raise asyncio.CancelledError

@@ -23,7 +23,7 @@ from flows.evaluate import evaluate
 from flows.forms import FormConfig
 from flows.rl_step import rl_step
 from flows.scoring import function_runner
-from flows.termination import cancelled_by_sigterm
+from flows.termination import cancelled_by_sigterm, to_the_end
 from flows.workers import rollout_workers
 from gyre_core.config.runnable import refuse_unbuilt
 from gyre_core.monitor.progress import ProgressDisplay
@@ -100,7 +100,7 @@ class _Training:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever ends the run, its state is kept first
             cause = _first_cause(error)
-            await asyncio.shield(self._keep_what_is_done(cause))
+            await to_the_end(self._keep_what_is_done(cause))
             if isinstance(cause, Exception):
                 raise RunFailedError(f"after step {run.step}: {type(cause).__name__}: {cause}") from cause
             raise cause from None

@@ -14,6 +14,7 @@ from prefect.exceptions import ObjectNotFound
 
 from flows.fleet import PrefectFleet, Sign, request_scale
 from flows.names import ROLLOUT_DEPLOYMENT
+from flows.termination import to_the_end
 from gyre_core.cluster.planning import FleetPlan
 from gyre_core.cluster.registry import RegisteredWorker
 from gyre_core.elastic.scaler import Decision
@@ -52,10 +53,17 @@ async def rollout_workers(run: TrainingRun) -> AsyncGenerator[None]:
             keeping.append(group.create_task(workers.keep_scaling(), name="scaler"))
         try:
             yield
-        finally:
-            for task in keeping:
-                task.cancel()
-            await asyncio.shield(workers.end())
+        except BaseException:
+            await _stop(keeping)
+            await to_the_end(workers.end(wait=False))
+            raise
+        await _stop(keeping)
+        await workers.end(wait=True)
+
+
+async def _stop(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
 
 
 class _Workers:
@@ -70,13 +78,10 @@ class _Workers:
     async def keep_reconciled(self) -> None:
         """Bring the workers to the target again and again."""
         while True:
+            self._remote.raise_error()
             plan = await self._reconcile()
-            if plan is not None and plan.given_up and not self._any_lives():
-                words = await self._fleet.last_words(plan.given_up[0])
-                raise WorkersFailedError(
-                    f"no rollout worker comes up: {len(plan.given_up)} places were given up after repeated failures; "
-                    f"the last worker's end:\n{words}"
-                )
+            if plan is not None:
+                await self._tell_given_up(plan)
             await asyncio.sleep(RECONCILE_SECONDS)
 
     async def keep_scaling(self) -> None:
@@ -89,15 +94,18 @@ class _Workers:
             if self._remote.target != before:
                 request_scale(self._run.key, self._run.storage, self._remote.target)
 
-    async def end(self) -> None:
-        """Tell the workers that the run has ended, wait for them, and cancel those that stay."""
+    async def end(self, wait: bool) -> None:
+        """Tell the workers that the run has ended, `wait` for them, and cancel those that stay.
+
+        A run that fails or is asked to end has no time to wait: its state is still to be saved.
+        """
         await self._remote.close()
         deadline = time.monotonic() + DRAIN_TIMEOUT
         try:
-            while await self._fleet.open_workers() and time.monotonic() < deadline:
+            while await self._fleet.open_workers() and wait and time.monotonic() < deadline:
                 await asyncio.sleep(0.5)
             await self._fleet.cancel_all()
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, OSError) as error:
             logger.warning("the rollout workers' flow runs could not be followed to their end: %s", error)
 
     async def _reconcile(self) -> FleetPlan | None:
@@ -120,8 +128,24 @@ class _Workers:
         self._remote.registry.report_gone(self._fleet.ended_workers)
         return plan
 
-    def _any_lives(self) -> bool:
-        return bool(self._remote.registry.count(("starting", "standby", "ready", "draining")))
+    async def _tell_given_up(self, plan: FleetPlan) -> None:
+        """Log places that stay empty when there are more of them; raise when nobody is left nor will come."""
+        if len(plan.given_up) > self._remote.given_up:
+            slots = ", ".join(f"{slot:03d}" for slot in plan.given_up)
+            words = await self._last_words(plan.given_up[-1])
+            logger.error("the workers' places %s stay empty after repeated failures; the last end:\n%s", slots, words)
+        self._remote.given_up = len(plan.given_up)
+        if plan.given_up and not (plan.start or plan.waiting or self._fleet.any_open):
+            raise WorkersFailedError(
+                f"no rollout worker comes up: {len(plan.given_up)} places were given up after repeated failures; "
+                f"the last worker's end:\n{await self._last_words(plan.given_up[0])}"
+            )
+
+    async def _last_words(self, slot: int) -> str:
+        try:
+            return await self._fleet.last_words(slot)
+        except httpx.HTTPError as error:
+            return f"unknown, as Prefect does not answer: {error!r}"
 
     def _tell(self, decision: Decision) -> None:
         line = decision_line(decision, self._run.step)
@@ -140,4 +164,4 @@ class _Workers:
 
 def _sign(worker: RegisteredWorker) -> Sign:
     phase = "ready" if worker.phase == "standby" else worker.phase
-    return Sign(phase, worker.beat.ready_seconds > 0.0)
+    return Sign(phase, worker.beat.came_up)

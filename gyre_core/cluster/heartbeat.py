@@ -48,7 +48,7 @@ class WorkerBeat:
     busy_seconds: float = 0.0
     """Time with a sequence in the engine."""
     ready_seconds: float = 0.0
-    """Time since it could take requests."""
+    """Time since it could take requests; a spare's begins with its promotion."""
     scoring: Mapping[str, float] = field(default_factory=dict[str, float])
     """Rows that it failed to score, and calls that took too long, by metric name."""
     served: int = 0
@@ -57,6 +57,11 @@ class WorkerBeat:
     start: Mapping[str, float] = field(default_factory=dict[str, float])
     """Duration of each phase of its start."""
     sequence: int = 0
+
+    @property
+    def came_up(self) -> bool:
+        """Whether it could ever take requests, or wait as a warm spare."""
+        return self.ready_seconds > 0.0 or "weights" in self.start
 
     @classmethod
     def from_json(cls, data: bytes) -> WorkerBeat:
@@ -90,6 +95,7 @@ class Heart:
         self._storage = storage
         self._name = name
         self._pause = timeout / BEATS_PER_TIMEOUT
+        self._patience = max(1.0, 10 * self._pause)
         self._read = read
         self._sequence = 0
         self._failing = False
@@ -112,9 +118,9 @@ class Heart:
             self._failing = True
 
     def stop(self) -> None:
-        """Write the last beat and end."""
+        """Write the last beat and end; a write that hangs is left behind."""
         self._stopped.set()
-        self._thread.join(timeout=max(1.0, 10 * self._pause))
+        self._thread.join(timeout=self._patience)
         self.beat()
 
     def _run(self) -> None:
@@ -122,11 +128,15 @@ class Heart:
             self.beat()
 
     def _write(self) -> None:
-        with self._writing:
+        if not self._writing.acquire(timeout=self._patience):
+            raise TimeoutError(f"an earlier write hangs for {self._patience:.0f} s")
+        try:
             self._sequence += 1
             data = json.dumps({**self._read(), "sequence": self._sequence}).encode()
             self._storage.replace(self._name, data)
             self._failing = False
+        finally:
+            self._writing.release()
 
 
 def worker_heart(storage: Storage, timeout: float, read: Callable[[], WorkerBeat]) -> Heart:
@@ -155,7 +165,7 @@ class OwnerWatch:
         """
         try:
             beat = OwnerBeat(**json.loads(self._storage.read(OWNER)))
-        except (OSError, ValueError):
+        except (OSError, ValueError, TypeError):
             return
         seen = self._seen
         if seen is None or beat.epoch > seen.epoch or (beat.epoch == seen.epoch and beat.sequence != seen.sequence):

@@ -91,7 +91,6 @@ class Dispatcher:
             done = set(segment_ids(self._storage))
             for request in requests:
                 name = request.request_id
-                self._requests[name] = request
                 if name in done:
                     self._leases.pop(name, None)
                     self._failed.pop(name, None)
@@ -101,6 +100,8 @@ class Dispatcher:
                     del self._failed[name]
                 elif name not in self._leases:
                     self._leases[name] = _Lease(attempts[name], attempts[name])
+                # Last, as one that is known and has no lease counts as answered.
+                self._requests[name] = request
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Follow these requests no longer."""
@@ -124,7 +125,9 @@ class Dispatcher:
 
     def whom(self, request_ids: Iterable[str]) -> list[Awaited]:
         """Who is waited for: the workers that hold these requests, or all of them where nobody does."""
-        holders = {self._leases[name].claimant.partition(" ")[0] for name in request_ids if name in self._leases}
+        with self._lock:
+            leases = [self._leases[name] for name in request_ids if name in self._leases]
+        holders = {lease.claimant.partition(" ")[0] for lease in leases}
         workers = self._registry.workers
         named = [worker for worker in workers if worker.beat.worker in holders] or workers
         found = [
@@ -139,12 +142,13 @@ class Dispatcher:
     def tick(self) -> None:
         """Look at workers, segments, claims and failures once, and announce anew what was lost."""
         self._registry.observe()
+        # Outside the lock, for which the event loop waits when a step is done.
+        taken, given_up, answered = claims(self._storage), failures(self._storage), set(segment_ids(self._storage))
         with self._lock:
-            self._look()
+            self._look(taken, given_up, answered)
 
-    def _look(self) -> None:
-        taken, given_up = claims(self._storage), failures(self._storage)
-        for name in set(segment_ids(self._storage)) & self._leases.keys():
+    def _look(self, taken: Collection[str], given_up: Collection[str], answered: Collection[str]) -> None:
+        for name in self._leases.keys() & answered:
             del self._leases[name]
             self._failed.pop(name, None)
         self.queued = 0
@@ -165,8 +169,8 @@ class Dispatcher:
         """Why the claim is no lease any more; None while it is one."""
         now = self._clock()
         if lease.claimed_at is None:
-            lease.claimed_at = lease.named_at = now
             lease.claimant = claimant(self._storage, attempt_name)
+            lease.claimed_at = lease.named_at = now
         name = lease.claimant.partition(" ")[0]
         worker = self._registry.find(name)
         if worker is not None and worker.beat.token == lease.claimant:
@@ -194,6 +198,16 @@ class Dispatcher:
             failure.kind,
             failure.message.partition("\n")[0],
         )
-        announce(self._storage, self._requests[request_id], lease.attempt + 1)
-        self._leases[request_id] = _Lease(lease.attempt + 1, lease.first)
+        attempt = lease.attempt + 1
+        while not self._announce(request_id, attempt):
+            attempt += 1
+        self._leases[request_id] = _Lease(attempt, lease.first)
         self.reissued += 1
+
+    def _announce(self, request_id: str, attempt: int) -> bool:
+        """Announce an attempt; False when an earlier owner, not aware yet that it is none, announced it otherwise."""
+        try:
+            announce(self._storage, self._requests[request_id], attempt)
+        except FileExistsError:
+            return False
+        return True

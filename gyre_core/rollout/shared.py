@@ -17,13 +17,14 @@ START_POLICY = "start_policy"
 
 
 def share(storage: Storage, run_folder: Path) -> None:
-    """Put on `storage` what workers need of the run folder, unless it is there."""
-    policy = run_folder / START_POLICY
-    files = [run_folder / CONFIG, *(sorted(policy.iterdir()) if policy.exists() else ())]
-    for file in files:
+    """Put on `storage` what workers need of the run folder: the policy unless it is there, the configuration anew."""
+    config, policy = (run_folder / CONFIG).read_bytes(), run_folder / START_POLICY
+    for file in sorted(policy.iterdir()) if policy.exists() else ():
         name = file.relative_to(run_folder).as_posix()
         if not storage.exists(name):
             storage.create(name, file.read_bytes())
+    if not storage.exists(CONFIG) or storage.read(CONFIG) != config:
+        storage.replace(CONFIG, config)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from gyre_core.cluster.requests import read_request, request_step
 from gyre_core.config.sections import RolloutConfig
 from gyre_core.experience.segments import open_requests
 from gyre_core.rollout.serving import ClaimedRequest, Worker, claim_request
-from gyre_core.storage import Storage
+from gyre_core.storage import LocalStorage, Storage
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ MOST_HELD = 4
 """Requests that wait for their scores or their commit before no other is taken: scoring is then the limit."""
 POLL_SECONDS = 0.1
 """Pause before storage is looked at again while there is nothing to take."""
-LONGEST_POLL_SECONDS = 0.4
+LONGEST_POLL_SECONDS, LONGEST_POLL_SECONDS_REMOTE = 0.4, 2.0
 LOOK_SECONDS = 0.5
 """Pause between two looks at the owner and at the own flags."""
 
@@ -91,7 +91,9 @@ class RolloutWorker:
         self._served = self._failures = self._failures_in_a_row = 0
         self._last_error = ""
         self._ready_at = 0.0
+        self._first_claim_at: float | None = None
         self._looked = -LOOK_SECONDS
+        self._longest_poll = LONGEST_POLL_SECONDS if isinstance(storage, LocalStorage) else LONGEST_POLL_SECONDS_REMOTE
         self._owner = OwnerWatch(storage)
         self._heart = worker_heart(storage, config.heartbeat_timeout, self._beat)
 
@@ -139,7 +141,7 @@ class RolloutWorker:
                 return ending
             taken = not ending and self._has_room(worker) and await self._take(worker, answer)
             self._note_first_token(worker)
-            poll = POLL_SECONDS if taken else min(1.2 * poll, LONGEST_POLL_SECONDS)
+            poll = POLL_SECONDS if taken else min(1.2 * poll, self._longest_poll)
             if not taken:
                 await self._pause(poll)
 
@@ -161,7 +163,7 @@ class RolloutWorker:
         before = self._state
         try:
             if self._state == "standby" and promoted(self._storage, self.name):
-                self._state = "ready"
+                self._state, self._ready_at = "ready", time.monotonic()
             if drain_requested(self._storage, self.name):
                 self._state = "draining"
         except OSError as error:
@@ -171,10 +173,10 @@ class RolloutWorker:
 
     def _has_room(self, worker: Worker) -> bool:
         """Whether a further request could begin at once."""
-        if self._state != "ready":
+        if self._state != "ready" or sum(bool(held.completions) for held in self._held.values()) >= MOST_HELD:
             return False
         if not self._generating():
-            return len(self._held) < MOST_HELD
+            return True
         stats = worker.engine.stats()
         # What was claimed a moment ago is not in the engine yet.
         coming = sum(held.request.sequences for held in self._held.values() if not held.begun)
@@ -193,6 +195,7 @@ class RolloutWorker:
             return False
         if claimed is None:
             return False
+        self._first_claim_at = self._first_claim_at or time.monotonic()
         self._held[claimed.name] = claimed
         task = asyncio.create_task(self._work(claimed, answer), name=claimed.name)
         self._tasks.add(task)
@@ -210,6 +213,9 @@ class RolloutWorker:
                 request = await asyncio.to_thread(read_request, self._storage, request_id, attempt)
             except FileNotFoundError:  # The owner closed its step meanwhile.
                 continue
+            except ValueError as error:  # Another release wrote it, say; the owner is told, and others can be taken.
+                await self._report_failure(f"{request_id}.{attempt}", error)
+                continue
             if self._owner.epoch not in (0, request.version.epoch):
                 continue
             if generating and request.version != worker.engine.version:
@@ -225,24 +231,29 @@ class RolloutWorker:
                 self._served += await answer(claimed)
             self._failures_in_a_row = 0
         except Exception as error:  # noqa: BLE001 - the owner decides what follows, whatever it was
-            self._failures += 1
             self._failures_in_a_row += 1
-            self._note_error(error)
-            failure = Failure(self.name, type(error).__name__, str(error) or type(error).__name__)
-            try:
-                await asyncio.to_thread(report_failure, self._storage, claimed.name, failure)
-            except OSError as unreachable:  # The owner finds the claim without its worker.
-                self._note_error(unreachable)
+            await self._report_failure(claimed.name, error)
         finally:
             self._held.pop(claimed.name, None)
+
+    async def _report_failure(self, attempt_name: str, error: Exception) -> None:
+        self._failures += 1
+        self._note_error(error)
+        failure = Failure(self.name, type(error).__name__, str(error) or type(error).__name__)
+        try:
+            await asyncio.to_thread(report_failure, self._storage, attempt_name, failure)
+        except OSError as unreachable:  # The owner finds the claim without its worker.
+            self._note_error(unreachable)
 
     def _note_error(self, error: BaseException) -> None:
         self._last_error = f"{type(error).__name__}: {error}".partition("\n")[0]
         logger.warning("worker %s: %s", self.name, self._last_error)
 
     def _note_first_token(self, worker: Worker) -> None:
-        if "first_token" not in self._start and worker.engine.stats().busy_seconds > 0.0:
-            self._start["first_token"] = time.monotonic() - self._ready_at
+        if "first_token" in self._start or self._first_claim_at is None:
+            return
+        if worker.engine.stats().busy_seconds > 0.0:
+            self._start["first_token"] = time.monotonic() - self._first_claim_at
 
     async def _pause(self, seconds: float) -> None:
         if self._tasks:
@@ -274,7 +285,7 @@ class RolloutWorker:
             tokens=stats.generated_tokens,
             busy_seconds=stats.busy_seconds,
             scoring=self._worker.scorer.totals(),
-            ready_seconds=time.monotonic() - self._ready_at,
+            ready_seconds=0.0 if self._state == "standby" else time.monotonic() - self._ready_at,
         )
 
 

@@ -209,6 +209,8 @@ def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Sc
     metrics = MetricsWriter(folder.path, tensorboard=config.monitor.tensorboard)
     # The first write to the storage, when all that may be refused was made.
     epoch = claim_epoch(storage, f"{platform.node()}:{os.getpid()}")
+    if resume:
+        folder.update_config(config)
     sampling = sampling_parameters(config, samples=config.evaluation.samples_per_prompt)
     credit = Credit(config)
     run = TrainingRun(

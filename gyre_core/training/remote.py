@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from gyre_core.cluster.epochs import require_current
 from gyre_core.cluster.fleet import Target, write_target
 from gyre_core.cluster.heartbeat import OwnerBeat, WorkerBeat, owner_heart
 from gyre_core.cluster.registry import Registry
@@ -61,9 +62,12 @@ class RemoteRollout:
         """How many workers the run wants; set it, and the next look publishes it."""
         self.most_queued = 0
         """The most requests that nobody had claimed, since the scaling law last asked."""
+        self.given_up = 0
+        """Workers that are wanted and not started any more, as their starts failed again and again."""
         self.decisions: list[str] = []
         """What was decided about the number of workers, and why; newest last."""
         self._storage = storage
+        self._epoch = epoch
         pause = LOOK_SECONDS if isinstance(storage, LocalStorage) else LOOK_SECONDS_REMOTE
         # Often enough that the registry never takes its own pauses for an outage.
         self._pause = min(pause, config.heartbeat_timeout / 6)
@@ -117,7 +121,11 @@ class RemoteRollout:
         return {name: total - before.get(name, 0.0) for name, total in totals.items()}
 
     def look(self) -> None:
-        """Publish a target that is new, and look at the queue and the workers once."""
+        """Publish a target that is new, and look at the queue and the workers once.
+
+        Raises SupersededError when another process has taken over the run.
+        """
+        require_current(self._storage, self._epoch)
         if self.target != self._published:
             target = self.target
             write_target(self._storage, target)

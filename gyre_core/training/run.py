@@ -173,7 +173,7 @@ class TrainingRun:
     def samples_ready(self, step: int) -> int:
         """Samples that were never trained on and that steps after `step` find: in the pool or in segments."""
         waiting = 0
-        for opened in self.open_steps.values():
+        for opened in list(self.open_steps.values()):  # Others may be opened meanwhile.
             if opened.step > step:
                 groups = {request.request_id: len(request.groups) for request in opened.requests}
                 names = opened.committed if self.remote is None else self.arrived(groups)

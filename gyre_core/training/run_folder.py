@@ -73,7 +73,7 @@ class RunFolder:
         for path in (Path(output) / run, Path(run)):
             if (path / CONFIG).is_file():
                 return cls(path)
-            # Written once, when the run was created.
+            # Its time is that of the run's creation.
             runs = sorted(path.glob(f"*/{CONFIG}"), key=lambda file: file.stat().st_mtime_ns)
             if runs:
                 return cls(runs[-1].parent)
@@ -82,8 +82,16 @@ class RunFolder:
         raise RunFolderError(f"no run {run!r} under {Path(output)}; {there}")
 
     def config(self) -> GyreConfig:
-        """The resolved configuration that the run was started with."""
+        """The resolved configuration that the run was started with, or resumed with last."""
         return load_config(self.path / CONFIG)
+
+    def update_config(self, config: GyreConfig) -> None:
+        """Write the configuration that the run is resumed with; by its time the file still tells when the run began."""
+        file = self.path / CONFIG
+        began, new = file.stat(), file.with_suffix(".new")
+        new.write_text(dump_config(config))
+        os.utime(new, ns=(began.st_atime_ns, began.st_mtime_ns))
+        new.replace(file)
 
     def summary(self) -> dict[str, object]:
         """`summary.json`, or an empty dictionary before there is one."""

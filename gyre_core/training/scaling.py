@@ -39,7 +39,10 @@ class Scaling:
         self._keep()
 
     def decide(self) -> Decision:
-        """Decide once, from what happened since the last time."""
+        """Decide once, from what happened since the last time.
+
+        Called in the thread that owns the pool, while the event loop may begin and commit steps.
+        """
         now = time.monotonic()
         signals = self._read(now - self._last)
         decision = self._scaler.decide(signals, now - self._last)
@@ -80,10 +83,10 @@ class Scaling:
             learner_wait=min(1.0, max(0.0, wait / seconds)),
             worker_idle=done.idle_share,
             stale_share=last.get("experience/stale_share", 0.0),
-            loss_spread_growth=spread_growth([result.metrics.get("loss") for result in run.results.values()]),
+            loss_spread_growth=spread_growth([result.metrics.get("loss") for result in list(run.results.values())]),
             start_seconds=statistics.median(starts) if starts else None,
             live=live,
-            starting=max(0, self._remote.target.workers - live),
+            starting=max(0, self._remote.target.workers - live - self._remote.given_up),
             draining=remote.registry.count(("draining",)),
         )
 

@@ -45,7 +45,7 @@ class GyreProcess:
 
     def __init__(self, log: Path, *arguments: str, api_url: str | None = None, home: Path | None = None) -> None:
         self._log = log
-        self._process = _forks.Process(target=_run_gyre, args=(str(log), arguments, api_url, str(home)))
+        self._process = _forks.Process(target=_run_gyre, args=(str(log), arguments, api_url, home and str(home)))
         self._process.start()
 
     @property
@@ -66,13 +66,14 @@ class GyreProcess:
         return code
 
 
-def _run_gyre(log: str, arguments: tuple[str, ...], api_url: str | None, home: str) -> None:
+def _run_gyre(log: str, arguments: tuple[str, ...], api_url: str | None, home: str | None) -> None:
     from deployments.cli import main
 
     with Path(log).open("wb", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    os.environ["GYRE_HOME"] = home
+    if home is not None:
+        os.environ["GYRE_HOME"] = home
     api = {"updates": {PREFECT_API_URL: api_url}} if api_url else {"restore_defaults": {PREFECT_API_URL}}
     with temporary_settings(**api):
         code = main(arguments)

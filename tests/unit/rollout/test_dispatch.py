@@ -77,6 +77,32 @@ def test_a_lease_lasts_as_long_as_its_worker_names_it(world):
     assert (world.attempt, world.dispatcher.queued) == (1, 0)
 
 
+def test_a_claim_that_cannot_be_read_at_first_is_a_lease_all_the_same(world, monkeypatch):
+    claim(world.storage, "00000001-0000", 1, "000.1 t")
+    world.work("000.1", in_flight=[ATTEMPT])
+    read, failing = LocalStorage.read, [True]
+
+    def unreadable_once(storage, name):
+        if name.startswith("claims/") and failing:
+            failing.pop()
+            raise OSError("away")
+        return read(storage, name)
+
+    monkeypatch.setattr(LocalStorage, "read", unreadable_once)
+    with pytest.raises(OSError, match="away"):
+        world.pass_seconds(1)
+    world.pass_seconds(100)
+    assert world.attempt == 1
+
+
+def test_an_attempt_that_an_earlier_owner_announced_is_passed_over(world):
+    claim(world.storage, "00000001-0000", 1, "000.1 t")
+    world.work("000.1", state="ended")
+    announce(world.storage, replace(world.request, version=PolicyVersion(0, 7)), 2)
+    world.pass_seconds(1)
+    assert (world.attempt, world.dispatcher.reissued) == (3, 1)
+
+
 def test_a_lost_workers_request_goes_to_another_after_the_timeout(world):
     claim(world.storage, "00000001-0000", 1, "000.1 t")
     world.work("000.1", in_flight=[ATTEMPT])

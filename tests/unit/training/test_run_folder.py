@@ -50,6 +50,15 @@ def test_a_new_folder_holds_its_configuration(tmp_path):
     assert folder.summary() == {}
 
 
+def test_a_resumed_run_has_its_new_configuration_and_its_old_place(tmp_path):
+    first, second = create(tmp_path, "first"), create(tmp_path, "second")
+    changed = tiny_config(tmp_path, experiment={"steps": 7})
+    first.update_config(changed)
+    assert first.config() == changed
+    assert RunFolder.find("trial", tmp_path / "runs").key == second.key
+    assert [file.name for file in first.path.iterdir()] == ["config.yaml"]
+
+
 def test_a_run_id_is_taken_once(tmp_path):
     create(tmp_path, "first")
     with pytest.raises(RunFolderError, match="--resume"):
