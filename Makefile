@@ -52,7 +52,7 @@ $(TRL_INSTALLED): benchmarks/trl_requirements.txt
 	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check --requirement benchmarks/trl_requirements.txt
 	touch $(TRL_INSTALLED)
 
-benchmarks: install trl
+benchmarks: install trl $(SMOLLM2)/config.json examples/smollm2/data/sentence_training.jsonl
 	for benchmark in benchmarks/*.py; do echo "$$benchmark"; $(BIN)/python "$$benchmark" || exit 1; done
 
 clean:

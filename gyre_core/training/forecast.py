@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from gyre_core.config import GyreConfig
 from gyre_core.policy.logprobs import CHUNK_ELEMENTS
 from gyre_core.policy.models import PolicySummary
+from gyre_core.weights.flat import most_held
 
 Forecast = Mapping[str, float]
 """Bytes by what takes them."""
@@ -39,13 +40,14 @@ def disk_forecast(
 ) -> Forecast:
     """What the run will hold on storage at the most, without the few megabytes of its logs.
 
-    One policy version and one checkpoint beyond those kept are there while a new one is written. The pool holds
+    One policy version and one checkpoint beyond those kept are there while a new one is written, and the oldest version
+    kept may be at the end of as many bytes of differences as a whole one has. The pool holds
     `experience.buffer_size` samples and all that was made since the oldest checkpoint kept, for an exact resume;
     without `costs` it is left out.
     """
     weights = policy.parameters * _DTYPE_BYTES[config.models.dtype]
     forecast = {
-        "policy versions": float(weights * (versions_kept + 1)),
+        "policy versions": float(weights * (versions_kept + 2)),
         "checkpoints": float(_checkpoint_bytes(policy.trained + critic_parameters) * (config.checkpoint.keep + 1)),
         "export": float(weights),
     }
@@ -88,6 +90,8 @@ def memory_forecast(
         "base": 2 * policy.parameters * width if adapters else 0,
         # Of weights and moments.
         "snapshot": _checkpoint_bytes(policy.trained + critic_parameters),
+        # Copies that the next difference and the engine are made of.
+        "versions": most_held(policy.parameters * width),
         # The weights it holds, and those that it is loading.
         "engine": 2 * policy.parameters * width,
         # The base of adapters is the reference too, unless another is named.

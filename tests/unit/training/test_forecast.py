@@ -28,15 +28,15 @@ def config_of(**sections):
 
 
 def test_disk_of_float32():
-    """4 MB a version, 3 kept and one in writing; 12 MB a checkpoint, 2 kept and one in writing."""
+    """4 MB a version: 3 kept, differences, one in writing; 12 MB a checkpoint, 2 kept and one in writing."""
     forecast = disk_forecast(config_of(checkpoint={"keep": 2}), POLICY, 3, None)
-    assert forecast == {"policy versions": 16 * MILLION, "checkpoints": 36 * MILLION, "export": 4 * MILLION}
+    assert forecast == {"policy versions": 20 * MILLION, "checkpoints": 36 * MILLION, "export": 4 * MILLION}
 
 
 def test_disk_of_bfloat16_halves_what_is_published():
     """The masters and moments of a checkpoint stay float32."""
     forecast = disk_forecast(config_of(models={"dtype": "bfloat16"}, checkpoint={"keep": 1}), POLICY, 4, None)
-    assert forecast == {"policy versions": 10 * MILLION, "checkpoints": 24 * MILLION, "export": 2 * MILLION}
+    assert forecast == {"policy versions": 12 * MILLION, "checkpoints": 24 * MILLION, "export": 2 * MILLION}
 
 
 @pytest.mark.parametrize(("steps", "retained"), [(1000, 120), (50, 50)])
@@ -54,7 +54,7 @@ def test_the_pool_reaches_back_to_the_oldest_checkpoint(steps, retained):
 
 
 def test_memory_of_float32():
-    """Weights, gradient, two moments; weights and moments again; the engine's weights twice; 256 rows of 1,074."""
+    """Weights, gradient, two moments; weights and moments again; five versions; two in the engine; 256 rows."""
     config = config_of(
         rollout={"max_tokens": 50, "sequences_in_flight": 256},
         learning={"tokens_per_micro_batch": 1000},
@@ -62,6 +62,7 @@ def test_memory_of_float32():
     assert memory_forecast(config, POLICY, None) == {
         "learner": 16 * MILLION,
         "snapshot": 12 * MILLION,
+        "versions": 20 * MILLION,
         "engine": 8 * MILLION,
         "key-value cache": 256 * 1074 * 64 * 4,
         "activations": 1000 * 100 * 4 * (17 * 4 + 4) + 5 * 4 * MILLION,
@@ -91,6 +92,13 @@ def test_adapters_are_all_that_is_trained_and_their_base_is_the_reference():
     assert "reference" not in forecast
     assert memory_forecast(config, adapted, POLICY)["reference"] == 2 * MILLION
     assert disk_forecast(config, adapted, 3, None)["checkpoints"] == 120_000 * (config.checkpoint.keep + 1)
+
+
+def test_few_large_versions_are_held():
+    """The newest and the one being published, and as many more as 512 MiB hold; four at the most."""
+    for parameters, versions in ((10**6, 5), (60 * 10**6, 3), (10**9, 2)):
+        forecast = memory_forecast(config_of(), replace(POLICY, parameters=parameters), None)
+        assert forecast["versions"] == 4 * parameters * versions
 
 
 def test_logits_are_held_in_chunks():

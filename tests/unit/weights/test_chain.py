@@ -13,7 +13,7 @@ from gyre_core.config.sections import ModelsConfig
 from gyre_core.policy.models import copy_weights, load_policy
 from gyre_core.storage import LocalStorage, MemoryStorage, OutOfSpaceError
 from gyre_core.types import PolicyVersion
-from gyre_core.weights.chain import CorruptVersionError, VersionChain, VersionManifest
+from gyre_core.weights.chain import HELD_STATES, CorruptVersionError, VersionChain, VersionManifest
 from gyre_core.weights.digests import file_digest, tensor_digest
 
 FIRST, SECOND = PolicyVersion(1, 0), PolicyVersion(1, 1)
@@ -86,7 +86,7 @@ def test_tied_weights_are_published_once(storage):
     assert same_bits(other.model.state_dict(), policy.model.state_dict())
 
 
-@pytest.mark.parametrize("stop_at", range(3))
+@pytest.mark.parametrize("stop_at", range(4))
 def test_a_publication_that_stops_anywhere_is_not_seen_and_can_be_repeated(tmp_path, stop_at):
     weights = weights_of(1)
     with pytest.raises(StopError):
@@ -103,7 +103,7 @@ def test_a_publication_that_stops_anywhere_is_not_seen_and_can_be_repeated(tmp_p
 def test_the_manifest_comes_last(tmp_path):
     storage = RecordedStorage(tmp_path)
     VersionChain(storage).publish(FIRST, None, weights_of(1))
-    assert [operation for operation, _ in storage.changes] == ["delete", "create_file", "create"]
+    assert [operation for operation, _ in storage.changes] == ["delete", "delete", "create_file", "create"]
     assert storage.changes[-1][1].endswith("manifest.json")
 
 
@@ -168,10 +168,24 @@ def test_what_was_just_published_is_at_hand_as_it_was_then(tmp_path, monkeypatch
     chain.publish(SECOND, FIRST, weights_of(2))
     monkeypatch.setattr("gyre_core.weights.chain.HELD_BYTES", 1)
     chain.publish(PolicyVersion(1, 2), SECOND, weights_of(3))
+    for version in (SECOND, PolicyVersion(1, 2)):
+        weights_file(tmp_path, version).write_bytes(b"looked at")
     assert same_bits(chain.load(PolicyVersion(1, 2)), weights_of(3))
-    weights_file(tmp_path, PolicyVersion(1, 2)).write_bytes(b"looked at")
     with pytest.raises(CorruptVersionError):
-        chain.load(PolicyVersion(1, 2))
+        chain.load(SECOND)
+
+
+def test_few_versions_are_at_hand(tmp_path):
+    chain = VersionChain(LocalStorage(tmp_path))
+    for number in range(6):
+        chain.publish(PolicyVersion(1, number), None, weights_of(number))
+        weights_file(tmp_path, PolicyVersion(1, number)).write_bytes(b"looked at")
+    for number in range(6):
+        if number >= 6 - HELD_STATES:
+            assert same_bits(chain.load(PolicyVersion(1, number)), weights_of(number))
+        else:
+            with pytest.raises(CorruptVersionError):
+                chain.load(PolicyVersion(1, number))
 
 
 def test_a_file_of_another_version_is_refused(tmp_path):
@@ -179,12 +193,12 @@ def test_a_file_of_another_version_is_refused(tmp_path):
     chain.publish(FIRST, None, weights_of(1))
     chain.publish(SECOND, FIRST, weights_of(2))
     shutil.copy(weights_file(tmp_path, SECOND), weights_file(tmp_path, FIRST))
-    with pytest.raises(CorruptVersionError, match="does not match its digest"):
-        chain.load(FIRST)
-    chain.publish(PolicyVersion(1, 2), SECOND, {"norm": torch.zeros(3)})
+    with pytest.raises(CorruptVersionError, match="do not match their digest"):
+        VersionChain(LocalStorage(tmp_path)).load(FIRST)
+    chain.publish(PolicyVersion(1, 2), None, {"norm": torch.zeros(3)})
     shutil.copy(weights_file(tmp_path, PolicyVersion(1, 2)), weights_file(tmp_path, FIRST))
-    with pytest.raises(CorruptVersionError, match="its tensors are not those of its manifest"):
-        chain.load(FIRST)
+    with pytest.raises(CorruptVersionError, match="do not match their digest"):
+        VersionChain(LocalStorage(tmp_path)).load(FIRST)
 
 
 def test_a_manifest_of_another_release_is_refused(tmp_path):
