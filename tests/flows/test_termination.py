@@ -10,6 +10,8 @@ import pytest
 from gyre_processes import GyreProcess, newest_run, wait_until, write_config
 from prefect import flow
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
+from prefect.client.schemas.sorting import FlowRunSort
 from tiny_runs import EVERY_STEP
 
 from flows.termination import cancelled_by_sigterm
@@ -97,7 +99,8 @@ async def test_a_run_ends_with_its_code_and_a_checkpoint_whenever_it_is_terminat
         newest = CheckpointStore(open_storage(run.path), 1).newest()
         assert newest.step == read_metrics(run.path)[-1].step
     async with get_client() as client:
-        runs = await client.read_flow_runs()
-    mine = [item for item in runs if run.key in item.tags]
-    assert mine
-    assert not [item for item in mine if not item.state.is_final()]
+        found = await client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[run.key])), sort=FlowRunSort.START_TIME_DESC
+        )
+    assert found
+    assert not [item for item in found if not item.state.is_final()]
