@@ -14,7 +14,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.sorting import FlowRunSort
 from tiny_runs import EVERY_STEP
 
-from flows.termination import cancelled_by_sigterm
+from flows.termination import cancelled_by_sigterm, to_the_end
 from gyre_core.checkpoint.store import CheckpointStore
 from gyre_core.monitor.metrics import read_metrics
 from gyre_core.storage import open_storage
@@ -77,6 +77,31 @@ async def test_it_is_cancelled_at_any_moment_and_cleans_up(moment, prefect_serve
             await asyncio.create_task(endless())
     assert cleaned == [True]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+async def test_work_that_is_not_to_be_left_half_done_is_done_however_often_its_task_is_cancelled():
+    done = []
+
+    async def save():
+        await asyncio.sleep(0.3)
+        done.append(True)
+
+    task = asyncio.create_task(to_the_end(save()))
+    for _ in range(3):
+        await asyncio.sleep(0.05)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done == [True]
+
+
+async def test_work_that_fails_raises_its_own_error():
+    async def fail():
+        await asyncio.sleep(0)
+        raise ValueError("full")
+
+    with pytest.raises(ValueError, match="full"):
+        await to_the_end(fail())
 
 
 async def test_a_run_ends_with_its_code_and_a_checkpoint_whenever_it_is_terminated(tmp_path, prefect_server):
