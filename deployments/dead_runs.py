@@ -16,22 +16,18 @@ import psutil
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.filters import (
     FlowRunFilter,
-    FlowRunFilterId,
-    FlowRunFilterParentFlowRunId,
-    TaskRunFilter,
-    TaskRunFilterState,
-    TaskRunFilterStateType,
     WorkPoolFilter,
     WorkPoolFilterName,
 )
-from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Crashed, Scheduled
 
 from deployments.flow_processes import flow_processes, forget
 from deployments.pools import POOLS
 from deployments.processes import ProcessId, end_processes
-from flows.states import OPEN_STATES, in_states, state_of
+from flows.closing import close_run
+from flows.states import in_states, state_of
 
 REPORT_GRACE = 20.0
 """Seconds that a Prefect worker which lives has to tell the end of a process by itself."""
@@ -106,33 +102,11 @@ class DeadRuns:
         forget(run)
 
 
-async def close_run(client: PrefectClient, flow_run: FlowRun, state: State) -> None:
-    """Set a flow run and all open flow and task runs below it to a final state."""
-    for child in await _open_children(client, flow_run.id):
-        await close_run(client, child, state)
-    open_tasks = await client.read_task_runs(
-        flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id])),
-        task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=list(OPEN_STATES)))),
-    )
-    for task_run in open_tasks:
-        await client.set_task_run_state(task_run.id, state.fresh_copy(), force=True)
-    await client.set_flow_run_state(flow_run.id, state.fresh_copy(), force=True)
-
-
 def end_flow_processes(timeout: float) -> int:
     """End all processes of flow runs that were started on this machine and still run; returns how many there were."""
     running = [process for process in flow_processes().values() if process.running()]
     end_processes(running, timeout)
     return len(running)
-
-
-async def _open_children(client: PrefectClient, parent: UUID) -> list[FlowRun]:
-    return await client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(
-            parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[parent]),
-            state=in_states(OPEN_STATES),
-        )
-    )
 
 
 async def _read(client: PrefectClient, run: UUID) -> FlowRun | None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any
+from uuid import UUID
 
 import httpx
 import prefect.runtime.flow_run
@@ -19,6 +20,7 @@ from prefect.states import Cancelled
 
 from blocks.storage import load_access
 from flows.artifacts import RunArtifacts
+from flows.closing import close_steps
 from flows.evaluate import evaluate
 from flows.forms import FormConfig
 from flows.rl_step import rl_step
@@ -101,6 +103,7 @@ class _Training:
         except BaseException as error:  # noqa: BLE001 - whatever ends the run, its state is kept first
             cause = _first_cause(error)
             await to_the_end(self._keep_what_is_done(cause))
+            await to_the_end(close_steps(UUID(prefect.runtime.flow_run.id)))
             if isinstance(cause, Exception):
                 raise RunFailedError(f"after step {run.step}: {type(cause).__name__}: {cause}") from cause
             raise cause from None
