@@ -41,6 +41,10 @@ class _Loader(yaml.SafeLoader):
     """Composes nodes; values are built by `_Builder`."""
 
 
+_USUAL = yaml.resolver.Resolver()
+"""What readers of YAML 1.1 make of a plain scalar."""
+
+
 @_follow_core_schema
 class _Dumper(yaml.SafeDumper):
     """Writes plain what `_Loader` reads back as the same, and quotes the rest."""
@@ -50,8 +54,13 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        """Escape the line breaks of Unicode, which PyYAML would write raw and read back as spaces."""
+        """Escape the line breaks of Unicode, which PyYAML would write raw and read back as spaces.
+
+        What another reader would take for something else than text, such as `off`, is quoted.
+        """
         style = '"' if re.search("[\x85\u2028\u2029]", text) else None
+        if _USUAL.resolve(yaml.ScalarNode, text, (True, False)) != _PREFIX + "str":
+            style = style or "'"
         return self.represent_scalar(_PREFIX + "str", text, style=style)
 
 

@@ -70,7 +70,9 @@ def _describe(folder: RunFolder) -> str:
     lines += [f"alarm   {alarm['name']} since step {alarm['step']}: {alarm['sentence']}" for alarm in alarms]
     if error := summary.get("error"):
         lines.append(f"error   {error}")
-    view = read_view(run_storage(folder.config(), folder))
+    # What an owner saw last says nothing of the workers once it has ended.
+    alive = run_status(folder) in ("starting", "running")
+    view = read_view(run_storage(folder.config(), folder)) if alive else None
     return "\n".join([*lines, *(_describe_workers(view) if view is not None else ())])
 
 

@@ -427,6 +427,14 @@ def test_any_configuration_reads_back_equal(tmp_path, config):
     assert load_config(file) == config
 
 
+def test_a_dump_is_read_alike_by_other_readers():
+    """Also by those that take a plain `off` for false."""
+    assert yaml.safe_load(dump_config(GyreConfig())) == GyreConfig().model_dump(mode="json")
+    words = ("off", "no", "Yes", "1e5", "0x1f", "2026-11-30", "null", "~", "12", "1:30", "plain")
+    config = GyreConfig.model_validate({"experiment": {"tags": words}})
+    assert yaml.safe_load(dump_config(config))["experiment"]["tags"] == list(words)
+
+
 def test_a_dump_holds_every_setting():
     written = yaml.safe_load(dump_config(GyreConfig()))
     for field in list_fields():
