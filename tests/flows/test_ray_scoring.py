@@ -312,19 +312,20 @@ async def score_in_a_flow(scorer, *groups):
 
 
 async def test_ray_tasks_are_task_runs_of_the_flow_whose_rows_they_score(scoring):
-    async with scoring("def judge(completions): return [1.0 for _ in completions]") as scorer:
-        run = await score_in_a_flow(scorer, group(0, "ab"), group(1, "cd"))
-
-    async def task_runs():
+    async def task_runs(run):
         below = TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[run]))
         async with get_client() as client:
             return [(item.name, item.state_name) for item in await client.read_task_runs(task_run_filter=below)]
 
-    def complete():
-        runs = asyncio.run(task_runs())
-        return [name for name, state in runs if name.startswith("score_rows") and state == "Completed"][1:]
+    async with scoring("def judge(completions): return [1.0 for _ in completions]") as scorer:
+        run = await score_in_a_flow(scorer, group(0, "ab"), group(1, "cd"))
 
-    await asyncio.to_thread(wait_until, complete, "two task runs")
+        def complete():
+            runs = asyncio.run(task_runs(run))
+            return [name for name, state in runs if name.startswith("score_rows") and state == "Completed"][1:]
+
+        # Ray's processes tell their tasks' ends in the background, and end with the scorer.
+        await asyncio.to_thread(wait_until, complete, "two task runs")
 
 
 async def test_a_run_on_ray_learns_what_a_run_on_local_processes_learns(tmp_path, monkeypatch, reference, ray_address):
