@@ -54,14 +54,14 @@ async def rollout_workers(run: TrainingRun) -> AsyncGenerator[None]:
         try:
             yield
         except BaseException:
-            await _stop(keeping)
+            _cancel(keeping)
             await to_the_end(workers.end(wait=False))
             raise
-        await _stop(keeping)
+        _cancel(keeping)
         await workers.end(wait=True)
 
 
-async def _stop(tasks: list[asyncio.Task[None]]) -> None:
+def _cancel(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
 

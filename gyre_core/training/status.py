@@ -50,12 +50,12 @@ def _row(folder: RunFolder) -> tuple[str, ...]:
 
 
 def _describe(folder: RunFolder) -> str:
-    last = _last_step(folder)
+    last, status = _last_step(folder), run_status(folder)
     summary = folder.summary()
     lines = [
         f"run     {folder.key}",
         f"folder  {folder.path}",
-        f"status  {run_status(folder)}",
+        f"status  {status}",
         f"steps   {last.step if last else 0} of {folder.config().experiment.steps}",
     ]
     lines += [f"        {name} {last.metrics[name]:.4g}" for name in _SHOWN if last and name in last.metrics]
@@ -71,7 +71,7 @@ def _describe(folder: RunFolder) -> str:
     if error := summary.get("error"):
         lines.append(f"error   {error}")
     # What an owner saw last says nothing of the workers once it has ended.
-    alive = run_status(folder) in ("starting", "running")
+    alive = status in ("starting", "running")
     view = read_view(run_storage(folder.config(), folder)) if alive else None
     return "\n".join([*lines, *(_describe_workers(view) if view is not None else ())])
 

@@ -16,6 +16,7 @@ import json
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -112,6 +113,7 @@ class VersionChain:
         whole = VersionManifest(version, parent, "full", state.fingerprint.hex(), 0)
         manifest = self._write_delta(whole, state) or self._write_whole(whole, state)
         self._storage.create(self._manifest_name(version), manifest.to_json())
+        self._know(manifest)
         self._hold(version, state)
         return manifest
 
@@ -154,11 +156,13 @@ class VersionChain:
     def retain(self, keep: int) -> None:
         """Delete all but the newest `keep` versions and those that they are based on, and what was never finished."""
         assert keep >= 1
-        kept = self.versions()[-keep:]
+        begun = self._begun()
+        # No more are asked for than are kept: a long chain on S3 would take a request for each of its versions.
+        kept = list(islice(filter(self.exists, reversed(begun)), keep))
         if not kept:
             return
         oldest = min(self._base_of(version) for version in kept)
-        for version in self._begun():
+        for version in begun:
             if version < oldest:
                 self.withdraw(version)
 
@@ -259,10 +263,13 @@ class VersionChain:
     def _known_manifest(self, version: PolicyVersion) -> VersionManifest:
         """The manifest, which never changes, read once."""
         if version not in self._manifests:
-            while len(self._manifests) > MANIFESTS_KNOWN:
-                self._manifests.pop(next(iter(self._manifests)))
-            self._manifests[version] = self.manifest(version)
+            self._know(self.manifest(version))
         return self._manifests[version]
+
+    def _know(self, manifest: VersionManifest) -> None:
+        while len(self._manifests) >= MANIFESTS_KNOWN:
+            self._manifests.pop(next(iter(self._manifests)))
+        self._manifests[manifest.version] = manifest
 
     def _begun(self) -> list[PolicyVersion]:
         """All versions of which anything is there, oldest first."""

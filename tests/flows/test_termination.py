@@ -34,10 +34,6 @@ async def below():
     await asyncio.sleep(60)
 
 
-async def sleep():
-    await asyncio.sleep(60)
-
-
 async def in_a_callback():
     asyncio.get_running_loop().call_soon(terminate)
     await asyncio.sleep(60)

@@ -138,6 +138,23 @@ def test_a_version_is_kept_for_those_that_are_based_on_it(tmp_path, monkeypatch)
     assert kept == [0, 0, 0, 0, 0, 4, 4, 4, 4, 8]
 
 
+def test_keeping_a_long_chain_asks_for_no_more_than_is_kept(tmp_path, monkeypatch):
+    chain = VersionChain(LocalStorage(tmp_path))
+    publish(chain, 20)
+    asked = []
+    for method in ("exists", "read"):
+        real = getattr(LocalStorage, method)
+        monkeypatch.setattr(
+            LocalStorage, method, lambda storage, name, real=real: (asked.append(name), real(storage, name))[1]
+        )
+    chain.retain(2)
+    assert len(asked) == 2
+    assert equal(chain.load(version(19)), weights_of(19))
+    assert len(asked) == 3
+    monkeypatch.undo()
+    assert len(chain.versions()) == 20
+
+
 @pytest.mark.parametrize("stop_at", range(4))
 def test_a_publication_that_stops_anywhere_is_repeated(tmp_path, stop_at):
     publish(VersionChain(LocalStorage(tmp_path)), 2)
