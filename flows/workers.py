@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import httpx
 from prefect.events import emit_event
@@ -25,7 +25,9 @@ from gyre_core.training.scaling import Scaling, decision_line
 logger = logging.getLogger(__name__)
 
 RECONCILE_SECONDS = 2.0
-"""Pause between two comparisons of the workers that are wanted with those that are there."""
+"""Pause between two comparisons of the workers that are wanted with those that are there, unless one ends meanwhile."""
+NOTICE_SECONDS = 0.4
+"""Pause between two questions whether one has ended: its requests wait for others until then."""
 DRAIN_TIMEOUT = 60.0
 """Seconds that a worker has to finish what it holds; then its flow run is cancelled."""
 LEARNER_IS_LIMIT = "gyre.learner.limit"
@@ -82,7 +84,16 @@ class _Workers:
             plan = await self._reconcile()
             if plan is not None:
                 await self._tell_given_up(plan)
-            await asyncio.sleep(RECONCILE_SECONDS)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait for the next pass, or for the end of a worker."""
+        deadline = time.monotonic() + RECONCILE_SECONDS
+        while time.monotonic() < deadline:
+            await asyncio.sleep(NOTICE_SECONDS)
+            with suppress(httpx.HTTPError):  # The next pass tells that Prefect is away.
+                if await self._fleet.any_ended():
+                    return
 
     async def keep_scaling(self) -> None:
         """Decide every `elastic.scale_interval` how many workers are wanted."""
