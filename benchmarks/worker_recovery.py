@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 from elastic.live_run import REQUESTS_PER_STEP, WORKERS, LiveRun, Worker, live_run, summary
 
+from gyre_core.checkpoint.retention import Retention
 from gyre_core.checkpoint.store import CheckpointStore
 from gyre_core.cluster.requests import request_name
 from gyre_core.storage import Storage
@@ -90,7 +91,7 @@ def kill_one(run: LiveRun, standby: int, rng: random.Random) -> dict[str, Any]:
 
 def count_requests(storage: Storage) -> dict[str, int]:
     """Requests of the committed steps: how many there were, were lost, and were taken in twice."""
-    checkpoint = CheckpointStore(storage, 1).newest()
+    checkpoint = CheckpointStore(storage, Retention(1)).newest()
     assert checkpoint is not None
     names = [name.rpartition("admit-")[2].removesuffix(".json") for name in storage.list("learner/0001")]
     admitted = Counter(name for name in names if "-" in name and name[0].isdecimal())

@@ -109,6 +109,17 @@ def train(
     config: ConfigFile,
     dry_run: Annotated[bool, Flag, Parameter(help="Print the resolved configuration and the plan, and stop.")] = False,
     resume: Annotated[bool, Flag, Parameter(help="Go on from the newest checkpoint of the run.")] = False,
+    resume_step: Annotated[
+        int | None,
+        Parameter(name="--resume.step", help="Go on from the checkpoint after this step; give up what came later."),
+    ] = None,
+    resume_from: Annotated[
+        str | None,
+        Parameter(
+            name="--resume.from",
+            help="Begin a new run from the newest checkpoint of another one, or that of --resume.step.",
+        ),
+    ] = None,
     run_id: Annotated[str | None, Parameter(help="Id of the run below its name; made from the time if absent.")] = None,
     keep_server: Annotated[bool, Flag, Parameter(help="Leave a Prefect server that this run started up.")] = False,
     overrides: Sequence[tuple[str, str]],
@@ -122,9 +133,11 @@ def train(
     from deployments.launch import run_training
     from deployments.local import ServerStartError
     from deployments.platform_state import PlatformError
+    from gyre_core.training.resume import Origin
 
+    origin = Origin(resume, resume_step, resume_from)
     try:
-        return run_training(settings, resume=resume, run_id=run_id, keep_server=keep_server)
+        return run_training(settings, origin=origin, run_id=run_id, keep_server=keep_server)
     except (ServerStartError, PlatformError) as error:
         print(error, file=sys.stderr)
         return FAILED
@@ -206,6 +219,18 @@ def status(
     from gyre_core.training.status import describe_runs
 
     print(describe_runs(output, run))
+    return 0
+
+
+@app.command
+def checkpoints(run: Run, /, *, output: Output = "runs") -> int:
+    """List a run's checkpoints, and verify every object of each in every store."""
+    from deployments.storage_access import load_storage_access
+    from gyre_core.training.checkpoints import describe_checkpoints
+    from gyre_core.training.run_folder import RunFolder
+
+    load_storage_access(RunFolder.find(run, output).config())
+    print(describe_checkpoints(run, output))
     return 0
 
 

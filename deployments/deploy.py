@@ -60,6 +60,8 @@ DEPLOYMENTS = (
             "config": "The whole configuration of the run.",
             "run_id": "Id of the run below its name; made from the time if absent.",
             "resume": "Go on from the newest checkpoint of the run.",
+            "resume_step": "Go on from the checkpoint after this step; what came later is given up.",
+            "resume_from": "Begin a new run from a checkpoint of this one, NAME or NAME/RUN_ID.",
         },
     ),
     FlowDeployment(

@@ -25,6 +25,7 @@ from gyre_core.config import GyreConfig
 from gyre_core.monitor.progress import summary_table
 from gyre_core.rewards.values import RewardError
 from gyre_core.training.build import check_inputs
+from gyre_core.training.resume import Origin
 from gyre_core.training.run import RunFailedError, RunStoppedError
 from gyre_core.training.run_folder import RunFolder
 
@@ -34,7 +35,7 @@ OWN_LOGGERS = ("gyre_core", "flows")
 """Loggers whose lines are shown, and sent to the server."""
 
 
-def run_training(config: GyreConfig, *, resume: bool, run_id: str | None, keep_server: bool) -> int:
+def run_training(config: GyreConfig, *, origin: Origin, run_id: str | None, keep_server: bool) -> int:
     """Train on the configured Prefect API, or on a local server; returns the process's exit code.
 
     Launcher `pool` also brings up what runs rollout workers, unless it is there.
@@ -44,12 +45,12 @@ def run_training(config: GyreConfig, *, resume: bool, run_id: str | None, keep_s
     with _plain_log() as server_log:
         # Before a server starts: most mistakes are told in a moment.
         function_runner(config)
-        asyncio.run(check_inputs(config, run_id=run_id, resume=resume))
+        asyncio.run(check_inputs(config, run_id=run_id, origin=origin))
         with_workers = config.rollout.launcher == "pool"
         with local_platform(keep_server) if with_workers else prefect_api(keep_server) as api_url:
             print(f"Prefect UI: {api_url.removesuffix('/api')}", flush=True)
             try:
-                state, result = asyncio.run(_train(config, run_id, resume))
+                state, result = asyncio.run(_train(config, run_id, origin))
             except (TerminationSignal, asyncio.CancelledError):  # The flow has saved the state of the last whole step.
                 print("terminated; go on with --resume", file=sys.stderr)
                 return TERMINATED
@@ -66,9 +67,16 @@ def run_training(config: GyreConfig, *, resume: bool, run_id: str | None, keep_s
         return _explain(cast(BaseException, result))
 
 
-async def _train(config: GyreConfig, run_id: str | None, resume: bool) -> tuple[State[Any], object]:
+async def _train(config: GyreConfig, run_id: str | None, origin: Origin) -> tuple[State[Any], object]:
     """The final state of the train flow, and its result or its error."""
-    state: State[Any] = await cast(Any, train)(config, run_id=run_id, resume=resume, return_state=True)
+    state: State[Any] = await cast(Any, train)(
+        config,
+        run_id=run_id,
+        resume=origin.resume,
+        resume_step=origin.step,
+        resume_from=origin.source,
+        return_state=True,
+    )
     return state, await state.aresult(raise_on_failure=False)
 
 

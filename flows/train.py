@@ -31,6 +31,7 @@ from gyre_core.config.runnable import refuse_unbuilt
 from gyre_core.monitor.progress import ProgressDisplay
 from gyre_core.training.build import open_run
 from gyre_core.training.ending import export_policy, write_run_summary
+from gyre_core.training.resume import Origin
 from gyre_core.training.run import RunFailedError, RunStoppedError, TrainingRun
 
 logger = logging.getLogger(__name__)
@@ -44,16 +45,24 @@ def _flow_run_name() -> str:
 
 
 @flow(flow_run_name=_flow_run_name, persist_result=False)
-async def train(config: FormConfig, run_id: str | None = None, resume: bool = False) -> str | State[None]:
+async def train(
+    config: FormConfig,
+    run_id: str | None = None,
+    resume: bool = False,
+    resume_step: int | None = None,
+    resume_from: str | None = None,
+) -> str | State[None]:
     """Train a policy as configured; returns the run's key, NAME/RUN_ID.
 
     `run_id` names the run beside its experiment (default: made from the time); `resume` goes on from the newest
-    checkpoint of that run (default: the newest of the name). A run that is interrupted, stopped by an alarm, or
+    checkpoint of that run (default: the newest of the name), `resume_step` from the one after that step;
+    `resume_from` begins a new run from a checkpoint of another one. A run that is interrupted, stopped by an alarm, or
     fails in a step for good leaves a checkpoint to resume from; the last two raise.
     """
     refuse_unbuilt(config)
     await load_access(config.storage.block)
-    run = await open_run(config, run_id=run_id, resume=resume, runner=function_runner(config))
+    origin = Origin(resume, resume_step, resume_from)
+    run = await open_run(config, run_id=run_id, origin=origin, runner=function_runner(config))
     try:
         names = {config.experiment.name, run.key, *config.experiment.tags}
         await _tag_this_run(names)
@@ -180,7 +189,7 @@ class _Training:
         try:
             for step in list(run.open_steps):
                 await run.abandon(step)
-            await run.save()
+            await run.save(quick=True)
         except Exception:
             # What ended the run matters more than that its last steps could not be kept; both are told.
             logger.exception("the state after step %d could not be saved; an earlier checkpoint stands", run.step)

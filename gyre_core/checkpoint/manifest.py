@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +21,30 @@ class ObjectRecord:
 class CheckpointManifest:
     """A complete checkpoint: the state after `step` RL steps, written in `epoch`.
 
-    `created_at` is seconds since 1970, for people to read; nothing is ordered by it.
+    `base` is the name of the full checkpoint that an increment builds on, None for a full one. `segments` are the
+    objects of the experience pool that it refers to, and `pinned_bytes` the bytes of those that an increment makes the
+    learner's state of; all stay while the run may go on from it. `score` is the held-out reward of the evaluation
+    before it, None without one. `created_at` is seconds since 1970, for people to read; nothing is ordered by it.
     """
 
     step: int
     epoch: int
     objects: Mapping[str, ObjectRecord]
     created_at: float
+    base: str | None = None
+    segments: tuple[str, ...] = ()
+    pinned_bytes: int = 0
+    score: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Its folder below `checkpoints/`."""
+        return checkpoint_name(self.step, self.epoch)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its objects."""
+        return sum(record.size for record in self.objects.values())
 
     def to_json(self) -> bytes:
         """The manifest as stored."""
@@ -41,6 +58,17 @@ class CheckpointManifest:
             if fields.pop("format") != FORMAT:
                 raise ValueError("written by another release of Gyre")
             objects = {name: ObjectRecord(**record) for name, record in fields.pop("objects").items()}
-            return cls(objects=objects, **fields)
+            return cls(objects=objects, segments=tuple(fields.pop("segments")), **fields)
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"not a checkpoint manifest: {error}") from error
+
+
+def checkpoint_name(step: int, epoch: int) -> str:
+    """The folder of a checkpoint below `checkpoints/`."""
+    return f"{step:08d}-{epoch:04d}"
+
+
+def checkpoint_order(name: str) -> tuple[int, int]:
+    """What names are ordered by, oldest first: whoever takes over may go back, so the epoch decides before the step."""
+    step, _, epoch = name.partition("-")
+    return int(epoch), int(step)

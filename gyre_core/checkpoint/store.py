@@ -1,16 +1,21 @@
-"""Checkpoints in a storage: objects first, manifest last, oldest deleted only behind newer ones.
+"""Checkpoints in one store or in two: objects first, manifest last, old ones deleted only behind newer ones.
 
-`checkpoints/{step:08d}-{epoch:04d}/` holds `tensors.safetensors`, any number of Parquet tables, `state.json`
-and `manifest.json`. A checkpoint without a manifest does not exist. A new one takes nothing away from an old one,
-so that at every instant one complete checkpoint is there.
+`checkpoints/{step:08d}-{epoch:04d}/` holds `tensors.safetensors`, any number of Parquet tables, `state.json`, an
+increment perhaps `tensors.delta`, and `manifest.json`. A checkpoint without a manifest does not exist. A new one takes
+nothing away from an old one, so that at every instant one complete checkpoint is there.
+
+All is written to the primary store; `warm.py` carries it on to the warm one. What is read is taken object by object
+from the warm store where it validates there, else from the primary.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,77 +24,211 @@ import pyarrow.parquet as pq
 import torch
 from safetensors.torch import load_file, save_file
 
-from gyre_core.checkpoint.manifest import CheckpointManifest, ObjectRecord
+from gyre_core.checkpoint.manifest import CheckpointManifest, ObjectRecord, checkpoint_name, checkpoint_order
+from gyre_core.checkpoint.retention import Retention
 from gyre_core.storage import OutOfSpaceError, Storage, WriteFile
 from gyre_core.weights.digests import bytes_digest, file_digest
 
 logger = logging.getLogger(__name__)
 
+FOLDER = "checkpoints"
+MANIFEST = "manifest.json"
 _TENSORS = "tensors.safetensors"
+_DELTA = "tensors.delta"
 _STATE = "state.json"
-_MANIFEST = "manifest.json"
 
 
 class CorruptCheckpointError(RuntimeError):
-    """A checkpoint has a manifest, but an object of it is missing or damaged."""
+    """A checkpoint has a manifest, but an object of it is missing or damaged, or what it gives is not what it was."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Everything that an exact resume needs: tensors by name, tables by name, and JSON values."""
+    """Everything that an exact resume needs: tensors by name, tables by name, and JSON values.
+
+    An increment names the full checkpoint that it builds on in `base`; `delta` is what turns that one's tensors into
+    its own, where it has one. `segments`, `pinned_bytes` and `score` are as in the manifest.
+    """
 
     step: int
     epoch: int
     tensors: Mapping[str, torch.Tensor]
     tables: Mapping[str, pa.Table]
     state: Mapping[str, Any]
+    base: str | None = None
+    delta: bytes = b""
+    segments: tuple[str, ...] = ()
+    pinned_bytes: int = 0
+    score: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Its folder below `checkpoints/`."""
+        return checkpoint_name(self.step, self.epoch)
+
+
+@dataclass(slots=True)
+class _Contents:
+    """The objects of a checkpoint as they are read."""
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    tables: dict[str, pa.Table] = field(default_factory=dict[str, pa.Table])
+    state: dict[str, Any] = field(default_factory=dict[str, Any])
+    delta: bytes = b""
+
+    def read(self, name: str, path: Path) -> None:
+        """Take in the object `name`, which lies at `path`."""
+        if name == _TENSORS:
+            self.tensors = load_file(path)
+        elif name == _STATE:
+            self.state = json.loads(path.read_bytes())
+        elif name == _DELTA:
+            self.delta = path.read_bytes()
+        else:
+            self.tables[name.removesuffix(".parquet")] = pq.read_table(path, memory_map=False)
 
 
 class CheckpointStore:
-    """The `checkpoints/` folder of a run's storage."""
+    """The `checkpoints/` folder of a storage, and its copy in a warm one."""
 
-    def __init__(self, storage: Storage, keep: int) -> None:
+    def __init__(self, storage: Storage, retention: Retention, warm: Storage | None = None) -> None:
         self._storage = storage
-        self._keep = keep
+        self._retention = retention
+        self._stores = (storage,) if warm is None else (warm, storage)
 
-    def save(self, checkpoint: Checkpoint, created_at: float) -> int:
-        """Commit a checkpoint, then drop all but the newest `keep`; returns its bytes.
+    def save(self, checkpoint: Checkpoint, created_at: float) -> CheckpointManifest:
+        """Commit a checkpoint, then drop those that need not stay; returns its manifest.
 
         Raises OutOfSpaceError with nothing lost; an unfinished earlier try of the same step is replaced.
         """
-        folder = f"checkpoints/{checkpoint.step:08d}-{checkpoint.epoch:04d}"
-        if self._storage.exists(f"{folder}/{_MANIFEST}"):
-            return sum(record.size for record in self._manifest(folder).objects.values())
+        folder = f"{FOLDER}/{checkpoint.name}"
+        if self._storage.exists(f"{folder}/{MANIFEST}"):
+            return self._read_manifest(self._storage, checkpoint.name)
         self._storage.delete_folder(folder)
         try:
-            objects = self._write_objects(folder, checkpoint)
-            manifest = CheckpointManifest(checkpoint.step, checkpoint.epoch, objects, created_at)
-            self._storage.create(f"{folder}/{_MANIFEST}", manifest.to_json())
+            manifest = CheckpointManifest(
+                checkpoint.step,
+                checkpoint.epoch,
+                self._write_objects(folder, checkpoint),
+                created_at,
+                checkpoint.base,
+                checkpoint.segments,
+                checkpoint.pinned_bytes,
+                checkpoint.score,
+            )
+            self._storage.create(f"{folder}/{MANIFEST}", manifest.to_json())
         except OutOfSpaceError:
             # What was written so far would only keep the disk full.
             self._storage.delete_folder(folder)
             raise
         self._retain()
-        return sum(record.size for record in objects.values())
+        return manifest
 
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint whose objects all validate; damaged ones are skipped with a warning.
+        """The newest checkpoint whose objects all validate, in either store; damaged ones are skipped with a warning.
 
         Raises CorruptCheckpointError when there are checkpoints and none is whole.
         """
-        committed = self._committed()
-        for folder in reversed(committed):
+        return self._newest(self.names())
+
+    def newest_full(self) -> Checkpoint | None:
+        """The same of full checkpoints alone."""
+        return self._newest([name for name in self.names() if self._is_full(name)])
+
+    def load(self, name: str) -> Checkpoint:
+        """A checkpoint by its name, every object checked; raises CorruptCheckpointError when any is not to be had."""
+        manifest = self.manifest(name)
+        contents = _Contents()
+        for item, record in manifest.objects.items():
+            self._with_object(name, item, record, lambda path, item=item: contents.read(item, path))
+        return Checkpoint(
+            manifest.step,
+            manifest.epoch,
+            contents.tensors,
+            contents.tables,
+            contents.state,
+            manifest.base,
+            contents.delta,
+            manifest.segments,
+            manifest.pinned_bytes,
+            manifest.score,
+        )
+
+    def is_whole(self, name: str) -> bool:
+        """Whether every object of a checkpoint validates in one of the stores."""
+        try:
+            self.load(name)
+        except CorruptCheckpointError:
+            return False
+        return True
+
+    def manifest(self, name: str) -> CheckpointManifest:
+        """The manifest of a checkpoint, from the store that has it; raises CorruptCheckpointError."""
+        reasons: list[str] = []
+        for store in self._stores:
             try:
-                return self._load(folder)
-            except CorruptCheckpointError as error:
-                logger.warning("skipping %s", error)
-        if committed:
-            raise CorruptCheckpointError(f"none of the {len(committed)} checkpoints in {self._storage.url} is whole")
-        return None
+                return self._read_manifest(store, name)
+            except (OSError, ValueError) as error:
+                reasons.append(f"{store.url}: {error}")
+        raise CorruptCheckpointError(f"checkpoint {name}: {'; '.join(reasons)}")
+
+    def names(self) -> list[str]:
+        """Names of the committed checkpoints in either store, oldest first; one of a later epoch is newer."""
+        found = {name for store in self._stores for name in _committed(store)}
+        return sorted(found, key=checkpoint_order)
 
     def steps(self) -> list[int]:
         """Steps of the committed checkpoints, oldest first; one of a later epoch may be of an earlier step."""
-        return [_step_and_epoch(folder)[0] for folder in self._committed()]
+        return [checkpoint_order(name)[1] for name in self.names()]
+
+    def exact_from(self) -> int | None:
+        """The step of the oldest checkpoint from which a run goes on exactly, for whose sake the pool keeps segments.
+
+        Those that are kept for their score or their step alone are left out. None when there is no checkpoint.
+        """
+        manifests = self._whole()
+        recent = self._retention.recent(manifests)
+        return min((manifest.step for manifest in manifests if manifest.name in recent), default=None)
+
+    def copy_to(self, name: str, target: Storage) -> None:
+        """Commit a checkpoint of this store to another one; raises CorruptCheckpointError when it is not whole."""
+        manifest = self.manifest(name)
+        if target.exists(f"{FOLDER}/{name}/{MANIFEST}"):
+            return
+        for item, record in manifest.objects.items():
+            self._with_object(
+                name,
+                item,
+                record,
+                lambda path, item=item: target.create_file(
+                    f"{FOLDER}/{name}/{item}", lambda copy: shutil.copyfile(path, copy)
+                ),
+            )
+        target.create(f"{FOLDER}/{name}/{MANIFEST}", manifest.to_json())
+
+    def can_build_on(self, name: str) -> bool:
+        """Whether the primary store has all bytes of a full checkpoint, so that an increment may build on it."""
+        return any(manifest.name == name and manifest.base is None for manifest in self._whole())
+
+    def problems(self, name: str) -> dict[str, list[str]]:
+        """What is wrong with a checkpoint in each store, by the store's URL; an empty list says that it is whole."""
+        return {store.url: list(_problems(store, name)) for store in self._stores}
+
+    def _newest(self, names: Sequence[str]) -> Checkpoint | None:
+        for name in reversed(names):
+            try:
+                return self.load(name)
+            except CorruptCheckpointError as error:
+                logger.warning("skipping %s", error)
+        if names:
+            raise CorruptCheckpointError(f"none of the {len(names)} checkpoints in {self._storage.url} is whole")
+        return None
+
+    def _is_full(self, name: str) -> bool:
+        try:
+            return self.manifest(name).base is None
+        except CorruptCheckpointError:
+            return False
 
     def _write_objects(self, folder: str, checkpoint: Checkpoint) -> dict[str, ObjectRecord]:
         """Write everything but the manifest."""
@@ -100,9 +239,10 @@ class CheckpointStore:
             objects[f"{name}.parquet"] = self._write(
                 f"{folder}/{name}.parquet", lambda path, table=table: pq.write_table(table, path, compression="zstd")
             )
-        state = json.dumps(checkpoint.state, sort_keys=True).encode()
-        self._storage.create(f"{folder}/{_STATE}", state)
-        objects[_STATE] = ObjectRecord(len(state), bytes_digest(state))
+        small = {_STATE: json.dumps(checkpoint.state, sort_keys=True).encode()}
+        for name, data in (small | ({_DELTA: checkpoint.delta} if checkpoint.delta else {})).items():
+            self._storage.create(f"{folder}/{name}", data)
+            objects[name] = ObjectRecord(len(data), bytes_digest(data))
         return objects
 
     def _write(self, name: str, write: WriteFile) -> ObjectRecord:
@@ -116,57 +256,97 @@ class CheckpointStore:
         size = self._storage.create_file(name, write_and_digest)
         return ObjectRecord(size, digest)
 
-    def _load(self, folder: str) -> Checkpoint:
-        try:
-            manifest = self._manifest(folder)
-        except ValueError as error:
-            raise CorruptCheckpointError(f"checkpoint {folder}: {error}") from error
-        tensors: dict[str, torch.Tensor] = {}
-        tables: dict[str, pa.Table] = {}
-        state: dict[str, Any] = {}
-        for name, record in manifest.objects.items():
+    def _with_object(self, name: str, item: str, record: ObjectRecord, use: Callable[[Path], object]) -> None:
+        """Use the first store's object that validates; raises CorruptCheckpointError when none does."""
+        reasons: list[str] = []
+        for store in self._stores:
             try:
-                with self._storage.local_file(f"{folder}/{name}") as path:
-                    if path.stat().st_size != record.size or file_digest(path) != record.digest:
-                        raise CorruptCheckpointError(f"checkpoint {folder}: {name} does not match its digest")
-                    if name == _TENSORS:
-                        tensors = load_file(path)
-                    elif name == _STATE:
-                        state = json.loads(path.read_bytes())
-                    else:
-                        tables[name.removesuffix(".parquet")] = pq.read_table(path, memory_map=False)
-            except FileNotFoundError as error:
-                raise CorruptCheckpointError(f"checkpoint {folder}: {name} is missing") from error
-        return Checkpoint(manifest.step, manifest.epoch, tensors, tables, state)
+                with store.local_file(f"{FOLDER}/{name}/{item}") as path:
+                    if path.stat().st_size == record.size and file_digest(path) == record.digest:
+                        use(path)
+                        return
+                reasons.append(f"{item} does not match its digest in {store.url}")
+            except FileNotFoundError:
+                reasons.append(f"{item} is missing in {store.url}")
+            except OSError as error:
+                reasons.append(f"{item} cannot be read in {store.url}: {error}")
+        raise CorruptCheckpointError(f"checkpoint {name}: {'; '.join(reasons)}")
 
-    def _has_all_bytes(self, folder: str) -> bool:
-        """Whether no object of a committed checkpoint is missing or cut short; reads none of them."""
-        try:
-            objects = self._manifest(folder).objects
-            return all(self._storage.size(f"{folder}/{name}") == record.size for name, record in objects.items())
-        except (ValueError, FileNotFoundError):
-            return False
+    @staticmethod
+    def _read_manifest(store: Storage, name: str) -> CheckpointManifest:
+        return CheckpointManifest.from_json(store.read(f"{FOLDER}/{name}/{MANIFEST}"))
 
-    def _manifest(self, folder: str) -> CheckpointManifest:
-        return CheckpointManifest.from_json(self._storage.read(f"{folder}/{_MANIFEST}"))
-
-    def _committed(self) -> list[str]:
-        """Folders of the complete checkpoints, oldest first."""
-        return [folder for folder in self._begun() if self._storage.exists(f"{folder}/{_MANIFEST}")]
-
-    def _begun(self) -> list[str]:
-        """Folders of all checkpoints, oldest first: whoever takes over may go back, so the epoch decides."""
-        return sorted(self._storage.folders("checkpoints"), key=lambda folder: _step_and_epoch(folder)[::-1])
+    def _whole(self) -> list[CheckpointManifest]:
+        """The manifests of the primary's checkpoints of which no object is missing or cut short; reads none of them."""
+        found = whole_manifests(self._storage)
+        names = {manifest.name for manifest in found}
+        return [manifest for manifest in found if manifest.base is None or manifest.base in names]
 
     def _retain(self) -> None:
-        """Delete what is older than the newest `keep` that are whole by size, unfinished ones too."""
-        oldest_kept = [folder for folder in self._committed() if self._has_all_bytes(folder)][-self._keep :][0]
-        folders = self._begun()
-        for folder in folders[: folders.index(oldest_kept)]:
-            self._storage.delete(f"{folder}/{_MANIFEST}")
-            self._storage.delete_folder(folder)
+        """Delete what need not stay and is older than all of the newest, unfinished ones too."""
+        manifests = self._whole()
+        kept, oldest = self._retention.kept(manifests), self._retention.oldest(manifests)
+        for name in _begun(self._storage):
+            if name not in kept and checkpoint_order(name) < oldest:
+                delete_checkpoint(self._storage, name)
 
 
-def _step_and_epoch(folder: str) -> tuple[int, int]:
-    step, _, epoch = folder.rpartition("/")[2].partition("-")
-    return int(step), int(epoch)
+def whole_manifests(store: Storage) -> list[CheckpointManifest]:
+    """The manifests in a store of checkpoints that have all their bytes there, oldest first."""
+    found: list[CheckpointManifest] = []
+    for name in _committed(store):
+        with contextlib.suppress(ValueError, FileNotFoundError):
+            manifest = CheckpointManifest.from_json(store.read(f"{FOLDER}/{name}/{MANIFEST}"))
+            if has_all_bytes(store, manifest):
+                found.append(manifest)
+    return found
+
+
+def has_all_bytes(store: Storage, manifest: CheckpointManifest) -> bool:
+    """Whether no object of a committed checkpoint is missing or cut short in a store; reads none of them."""
+    folder = f"{FOLDER}/{manifest.name}"
+    try:
+        return all(store.size(f"{folder}/{item}") == record.size for item, record in manifest.objects.items())
+    except FileNotFoundError:
+        return False
+
+
+def delete_checkpoint(store: Storage, name: str) -> None:
+    """Remove a checkpoint, its manifest first, so that no reader finds a torn one."""
+    store.delete(f"{FOLDER}/{name}/{MANIFEST}")
+    store.delete_folder(f"{FOLDER}/{name}")
+
+
+def _problems(store: Storage, name: str) -> Iterator[str]:
+    """What of a checkpoint is not as it should be in one store."""
+    try:
+        manifest = CheckpointManifest.from_json(store.read(f"{FOLDER}/{name}/{MANIFEST}"))
+    except FileNotFoundError:
+        yield "not there"
+        return
+    except (OSError, ValueError) as error:
+        yield f"its manifest cannot be read: {error}"
+        return
+    for item, record in manifest.objects.items():
+        try:
+            with store.local_file(f"{FOLDER}/{name}/{item}") as path:
+                if path.stat().st_size != record.size or file_digest(path) != record.digest:
+                    yield f"{item} does not match its digest"
+        except FileNotFoundError:
+            yield f"{item} is missing"
+        except OSError as error:
+            yield f"{item} cannot be read: {error}"
+
+
+def _committed(store: Storage) -> list[str]:
+    """Names of the complete checkpoints in a store, oldest first; none in a store that does not answer."""
+    try:
+        return [name for name in _begun(store) if store.exists(f"{FOLDER}/{name}/{MANIFEST}")]
+    except OSError as error:
+        logger.warning("the checkpoints in %s cannot be listed: %s", store.url, error)
+        return []
+
+
+def _begun(store: Storage) -> list[str]:
+    """Names of all checkpoints of which anything is there, oldest first."""
+    return sorted((folder.rpartition("/")[2] for folder in store.folders(FOLDER)), key=checkpoint_order)

@@ -18,11 +18,14 @@ class SupersededError(RuntimeError):
     """Another process has taken over the run; this one must stop without publishing anything more."""
 
 
-def claim_epoch(storage: Storage, owner: str) -> int:
-    """Take over the run: claim the next epoch, counted from 1. `owner` names this process to people."""
+def claim_epoch(storage: Storage, owner: str, after: int = 0) -> int:
+    """Take over the run: claim the next epoch, counted from 1. `owner` names this process to people.
+
+    `after` is an epoch that is known from elsewhere, of a checkpoint whose run's storage was lost or is another one.
+    """
     # The token tells two owners of the same name apart, which would otherwise share an epoch.
     claim = json.dumps({"owner": owner, "token": uuid.uuid4().hex}).encode()
-    epoch = current_epoch(storage) + 1
+    epoch = max(current_epoch(storage), after) + 1
     while True:
         try:
             storage.create(_name(epoch), claim)

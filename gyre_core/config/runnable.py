@@ -23,10 +23,6 @@ def _unbuilt_settings(config: GyreConfig) -> Iterator[tuple[str, str, str]]:
         yield "rollout.engine", "vllm", "set it to transformers"
     if config.rollout.launcher == "ray":
         yield "rollout.launcher", "ray", "set it to pool, which generates on Prefect work pools, or to inline"
-    if config.checkpoint.incremental:
-        yield "checkpoint.incremental", "true", "set it to false, which writes full checkpoints"
-    if config.checkpoint.dual_write:
-        yield "checkpoint.dual_write", "true", "set it to false, which writes to one store"
     url = config.storage.url
     if url is not None and "://" in url and not url.startswith(("file://", "s3://")):
         yield "storage.url", url, "give a local folder or s3://BUCKET/FOLDER, or leave it out to have the run folder"

@@ -52,6 +52,7 @@ class ConsumeRecord:
 
 _SCHEMA = pa.schema(
     [
+        pa.field("step", pa.int64(), nullable=False),
         pa.field("minibatch", pa.int32(), nullable=False),
         pa.field("lr", pa.float64(), nullable=False),
         pa.field("kl_coef", pa.float64(), nullable=False),
@@ -60,7 +61,7 @@ _SCHEMA = pa.schema(
         pa.field("advantages", pa.list_(pa.field("element", pa.float32(), nullable=False)), nullable=False),
     ]
 )
-CONSUMPTION_FORMAT = TableFormat("consumption/1", _SCHEMA)
+CONSUMPTION_FORMAT = TableFormat("consumption/2", _SCHEMA)
 
 
 def write_consumption(storage: Storage, epoch: int, record: ConsumeRecord) -> None:
@@ -68,21 +69,7 @@ def write_consumption(storage: Storage, epoch: int, record: ConsumeRecord) -> No
 
     Raises FileExistsError when the epoch has another record of this step.
     """
-    rows: list[dict[str, Any]] = []
-    for index, minibatch in enumerate(record.minibatches):
-        assert minibatch.groups, f"minibatch {index} of step {record.step} is empty"
-        rows.extend(
-            {
-                "minibatch": index,
-                "lr": minibatch.lr,
-                "kl_coef": minibatch.kl_coef,
-                "group_id": group.group_id,
-                "weight": group.weight,
-                "advantages": group.advantages,
-            }
-            for group in minibatch.groups
-        )
-    data = encode_table(pa.Table.from_pylist(rows, schema=_SCHEMA), CONSUMPTION_FORMAT, {"step": record.step})
+    data = encode_table(records_table([record]), CONSUMPTION_FORMAT, {"step": record.step})
     storage.create(_name(epoch, record.step), data)
 
 
@@ -96,10 +83,39 @@ def read_consumption(storage: Storage, epoch: int, step: int) -> ConsumeRecord |
     table, facts = decode_table(data, CONSUMPTION_FORMAT, name)
     if facts.get("step") != step:
         raise CorruptObjectError(name, f"it is the record of step {facts.get('step')}")
+    return read_records(table, [step])[0]
+
+
+def records_table(records: Sequence[ConsumeRecord]) -> pa.Table:
+    """The records' groups, one row each, in the order of training; a record without groups leaves no row."""
+    rows: list[dict[str, Any]] = []
+    for record in records:
+        for index, minibatch in enumerate(record.minibatches):
+            assert minibatch.groups, f"minibatch {index} of step {record.step} is empty"
+            rows.extend(
+                {
+                    "step": record.step,
+                    "minibatch": index,
+                    "lr": minibatch.lr,
+                    "kl_coef": minibatch.kl_coef,
+                    "group_id": group.group_id,
+                    "weight": group.weight,
+                    "advantages": group.advantages,
+                }
+                for group in minibatch.groups
+            )
+    return pa.Table.from_pylist(rows, schema=_SCHEMA)
+
+
+def read_records(table: pa.Table, steps: Sequence[int]) -> list[ConsumeRecord]:
+    """The records of these steps, the inverse of `records_table`."""
     columns = {field: table[field].to_pylist() for field in _SCHEMA.names if field != "advantages"}
     advantages = split_lists(table["advantages"])
-    minibatches = [list(rows) for _, rows in groupby(range(table.num_rows), key=columns["minibatch"].__getitem__)]
-    return ConsumeRecord(step, tuple(_minibatch(columns, advantages, rows) for rows in minibatches))
+    minibatches: dict[int, list[DrawnMinibatch]] = {step: [] for step in steps}
+    places = zip(columns["step"], columns["minibatch"], strict=True)
+    for (step, _), group in groupby(enumerate(places), key=lambda item: item[1]):
+        minibatches[step].append(_minibatch(columns, advantages, [row for row, _ in group]))
+    return [ConsumeRecord(step, tuple(minibatches[step])) for step in steps]
 
 
 def _minibatch(

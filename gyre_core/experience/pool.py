@@ -183,6 +183,25 @@ class Pool:
             for minibatch in record.minibatches
         ]
 
+    def segment_bytes(self, record: ConsumeRecord) -> dict[str, int]:
+        """The requests whose segments hold the record's groups, each with the segment's bytes."""
+        rows = [self._index.row(group.group_id) for group in record.groups]
+        segments = (self._segments[int(self._index["segment"][row])] for row in rows)
+        return {segment.request_id: segment.size for segment in segments}
+
+    def held_requests(self) -> list[str]:
+        """The requests whose segments the index refers to."""
+        return [segment.request_id for segment in self._segments.values()]
+
+    def drop_missing(self) -> int:
+        """Give up live groups whose segments are not there any more; returns how many."""
+        there = set(segment_ids(self._storage))
+        lost = [number for number, segment in self._segments.items() if segment.request_id not in there]
+        rows = self._index.live()
+        rows = rows[np.isin(self._index["segment"][rows], lost)]
+        self._index["state"][rows] = GroupState.EXPIRED
+        return len(rows)
+
     def consume(self, record: ConsumeRecord, now: float) -> None:
         """Count the uses of a record that is written down; a step that was counted before changes nothing."""
         if record.step <= self._consumed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from xxhash import xxh3_128_hexdigest
@@ -99,11 +99,13 @@ def open_requests(storage: Storage) -> dict[str, int]:
 
 def segment_name(storage: Storage, request_id: str) -> str:
     """Where the request's segment is, or would be written: behind every quarantined one follows a new name."""
-    name, generation = request_id, 0
-    while storage.exists(f"quarantine/{name}.json"):
-        generation += 1
-        name = f"{request_id}.{generation}"
-    return f"pool/{name}.parquet"
+    return _segment_name(request_id, storage.exists)
+
+
+def segment_names(storage: Storage, request_ids: Iterable[str]) -> list[str]:
+    """`segment_name` of many requests, by one listing."""
+    aside = set(storage.list("quarantine"))
+    return [_segment_name(request_id, aside.__contains__) for request_id in request_ids]
 
 
 def quarantine(storage: Storage, name: str, reason: str) -> None:
@@ -133,6 +135,14 @@ def prune_tombstones(storage: Storage, before_step: int) -> None:
     for name in storage.list("tombstones"):
         if request_step(name.removeprefix("tombstones/")) < before_step:
             storage.delete(name)
+
+
+def _segment_name(request_id: str, exists: Callable[[str], bool]) -> str:
+    name, generation = request_id, 0
+    while exists(f"quarantine/{name}.json"):
+        generation += 1
+        name = f"{request_id}.{generation}"
+    return f"pool/{name}.parquet"
 
 
 def _stem(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -36,11 +37,19 @@ from gyre_core.types import Minibatch, SamplingParameters, TrainingGroup
 _LOGP_DIFFERENCE = "sampling/sampling_logp_difference/mean"
 
 
+@dataclass(frozen=True, slots=True)
+class StepUpdate:
+    """What the learner did in a step: the old policy it compared with, and the metrics of each update."""
+
+    old: OldPolicy
+    updates: Sequence[Mapping[str, float]]
+
+
 class LocalLearner:
     """Trains a model in place, one minibatch at a time.
 
-    A step calls `begin_step` once, then `apply` for each minibatch. Every result repeats bit for bit on a CPU with
-    the same inputs and the same number of threads; dropout is off throughout.
+    A step is `take_step`: `begin_step` once, then `apply` for each minibatch. Every result repeats bit for bit on a CPU
+    with the same inputs and the same number of threads; dropout is off throughout.
     """
 
     def __init__(
@@ -88,6 +97,12 @@ class LocalLearner:
             self._config.tokens_per_micro_batch,
             truncated=self._sampling.truncated,
         )
+
+    def take_step(self, minibatches: Sequence[Minibatch], on_policy: bool) -> StepUpdate:
+        """All updates of a step, `on_policy` as in `begin_step`; equal states and minibatches lead to equal states."""
+        groups = [group for minibatch in minibatches for group in minibatch.groups]
+        old = self.begin_step(groups, on_policy)
+        return StepUpdate(old, [self.apply(minibatch, old) for minibatch in minibatches])
 
     def begin_step(self, groups: Sequence[TrainingGroup], on_policy: bool) -> OldPolicy:
         """Fix the old policy and values of a step on `groups`, all that its minibatches draw from; `applied` becomes 0.

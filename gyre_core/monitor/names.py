@@ -173,6 +173,26 @@ _ROLLOUT = (
     Metric("rollout/idle_share", "share", "Of the workers' time since the last step, that without a sequence to make."),
 )
 
+_RECOVERY = (
+    Metric(
+        "checkpoint/warm_lag", "steps", "How far the warm store is behind the newest checkpoint of the primary one."
+    ),
+    Metric("checkpoint/warm_errors", "errors", "Copies to the warm store that failed, since the process began."),
+    Metric(
+        "recovery/detect",
+        "seconds",
+        "Of a resumed run's first step: from the last sign of life of the process before to the beginning of this one.",
+    ),
+    Metric("recovery/start", "seconds", "From there until a checkpoint was looked for: libraries, models, rewards."),
+    Metric("recovery/restore", "seconds", "Reading the checkpoint and taking it over."),
+    Metric("recovery/replay", "seconds", "Training again on what was trained on since the last full checkpoint."),
+    Metric("recovery/publish", "seconds", "Publishing the policy that the run goes on with."),
+    Metric("recovery/first_sample", "seconds", "From the open run to the first new samples, engine warm-up included."),
+    Metric("recovery/first_update", "seconds", "From there to the first step that was committed."),
+    Metric("recovery/total", "seconds", "All of these together."),
+    Metric("recovery/replayed_steps", "steps", "Steps that were trained on again."),
+)
+
 _EVALUATION = (
     Metric("eval/{set}/reward", "reward", "Mean reward of sampled completions of the set's prompts."),
     Metric("eval/{set}/reward_se", "reward", "Standard error of that mean, over prompts."),
@@ -196,6 +216,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Experience pool": _EXPERIENCE,
     "Performance": _PERFORMANCE,
     "Rollout workers": _ROLLOUT,
+    "Checkpoints and recovery": _RECOVERY,
     "Evaluation": _EVALUATION,
     "Health": _HEALTH,
 }

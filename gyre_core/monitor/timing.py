@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
+import psutil
+
 PHASES = ("generation", "reward", "sample", "update", "broadcast_weights")
 """The named parts of a step; the rest of its time is `orchestration`."""
 
@@ -77,3 +79,8 @@ def peak_memory_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     (mark,) = re.findall(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     return int(mark) * 1024
+
+
+def process_started_at() -> float:
+    """When this process began, in seconds since 1970."""
+    return psutil.Process().create_time()

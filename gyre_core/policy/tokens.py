@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import jinja2
 import numpy as np
+import xxhash
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from gyre_core.types import Tokens
@@ -40,6 +42,12 @@ def special_tokens(
     eos_ids = tuple(dict.fromkeys(token for source in sources for token in _ids(source, "eos_token_id")))
     pad_ids = [token for source in (tokenizer, generation, config) for token in _ids(source, "pad_token_id")]
     return SpecialTokens(bos_id=_bos_id(tokenizer), eos_ids=eos_ids, pad_id=[*pad_ids, *eos_ids, 0][0])
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """xxh3-128 of the vocabulary and the chat template, in hexadecimal."""
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
+    return xxhash.xxh3_128_hexdigest(json.dumps([vocabulary, tokenizer.chat_template], sort_keys=True).encode())
 
 
 def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, Any]]) -> tuple[str, Tokens]:

@@ -7,13 +7,15 @@ import logging
 import os
 import platform
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from gyre_core.checkpoint.store import Checkpoint, CheckpointStore
+from gyre_core.checkpoint.manifest import checkpoint_order
+from gyre_core.checkpoint.store import Checkpoint
 from gyre_core.cluster.epochs import claim_epoch, current_epoch
 from gyre_core.cluster.requests import request_step
 from gyre_core.config import GyreConfig
@@ -23,6 +25,7 @@ from gyre_core.experience.pool import Pool
 from gyre_core.learner.critic import Critic
 from gyre_core.learner.local import LocalLearner
 from gyre_core.monitor.metrics import MetricsWriter
+from gyre_core.monitor.timing import process_started_at
 from gyre_core.policy.lora import adapted_copy
 from gyre_core.policy.models import Policy, PolicySummary, copy_policy, find_device, inspect_policy
 from gyre_core.policy.reward_model import inspect_reward_model
@@ -40,13 +43,14 @@ from gyre_core.rollout.build import (
 )
 from gyre_core.rollout.serving import Worker
 from gyre_core.rollout.shared import share
-from gyre_core.storage import Storage
+from gyre_core.training.checkpoints import make_saver, open_checkpoints
 from gyre_core.training.credit import Credit
 from gyre_core.training.evaluation import Evaluator
 from gyre_core.training.policies import make_start_policy
+from gyre_core.training.recovery import copy_source, find_checkpoints, recover
 from gyre_core.training.remote import RemoteRollout
 from gyre_core.training.requests import announce_requests, plan_requests
-from gyre_core.training.resume import check_same_run
+from gyre_core.training.resume import NEW, Origin, check_fork, check_same_run, make_fingerprint
 from gyre_core.training.run import TrainingRun
 from gyre_core.training.run_folder import RunFolder, check_storage, run_storage
 from gyre_core.training.verdicts import judge_prompts
@@ -70,9 +74,13 @@ class ModelSummaries:
 
 
 async def open_run(
-    config: GyreConfig, *, run_id: str | None = None, resume: bool = False, runner: FunctionRunner | None = None
+    config: GyreConfig,
+    *,
+    run_id: str | None = None,
+    origin: Origin = NEW,
+    runner: FunctionRunner | None = None,
 ) -> TrainingRun:
-    """Open a new run, or go on with one from its newest checkpoint; the caller closes it.
+    """Open a new run, or go on from a checkpoint as `origin` says; the caller closes it.
 
     `runner` runs the reward functions, by default processes beside this one do.
 
@@ -81,19 +89,20 @@ async def open_run(
     cannot be opened leaves nothing behind.
     """
     set_threads(config)
-    rows, scorer = await _check(config, run_id, resume, runner)
+    rows, scorer = await _check(config, run_id, origin, runner)
     try:
-        folder = _find_folder(config, run_id) if resume else RunFolder.create(config, run_id)
+        folder = _find_folder(config, run_id) if origin.resume else RunFolder.create(config, run_id)
         folder.acquire()
         try:
-            run = await asyncio.to_thread(_build, config, folder, rows, scorer, resume)
+            run = await asyncio.to_thread(_build, config, folder, rows, scorer, origin)
             if run.remote is not None:
                 run.remote.start()
+            run.recovery.opened()
             return run
         except BaseException as error:
             folder.release()
             # A thread that was cancelled may still write there.
-            if isinstance(error, Exception) and not resume:
+            if isinstance(error, Exception) and not origin.resume:
                 shutil.rmtree(folder.path, ignore_errors=True)
             raise
     except BaseException:
@@ -101,24 +110,29 @@ async def open_run(
         raise
 
 
-async def check_inputs(config: GyreConfig, *, run_id: str | None, resume: bool) -> None:
+async def check_inputs(config: GyreConfig, *, run_id: str | None, origin: Origin) -> None:
     """Raise ValueError for what `open_run` would refuse before it loads a model; changes nothing.
 
     Reward functions are loaded beside this process, wherever they are to run.
     """
-    _, scorer = await _check(config, run_id, resume, ProcessRunner(config.reward, Path.cwd()))
+    _, scorer = await _check(config, run_id, origin, ProcessRunner(config.reward, Path.cwd()))
     await asyncio.to_thread(scorer.close)
 
 
 async def _check(
-    config: GyreConfig, run_id: str | None, resume: bool, runner: FunctionRunner | None
+    config: GyreConfig, run_id: str | None, origin: Origin, runner: FunctionRunner | None
 ) -> tuple[PromptSplits, Scorer]:
     """The run's rows and its running scorer, once all that is cheap to check is in order."""
     find_device(config.models.device)
     inspect_models(config)
-    if resume:
-        _find_folder(config, run_id)
     await asyncio.to_thread(check_storage, config)
+    if origin.resume:
+        folder = _find_folder(config, run_id)
+        await asyncio.to_thread(_find_checkpoints, config, folder, origin.step)
+    elif origin.source is not None:
+        source = RunFolder.find(origin.source, config.experiment.output)
+        check_fork(source.config(), config)
+        await asyncio.to_thread(_find_checkpoints, source.config(), source, origin.step)
     rows = load_prompts(config.data, config.experiment.seed)
     return rows, await start_scorer(config, rows.columns, runner)
 
@@ -184,20 +198,30 @@ def _find_folder(config: GyreConfig, run_id: str | None) -> RunFolder:
     return folder
 
 
-def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Scorer, resume: bool) -> TrainingRun:
+def _find_checkpoints(config: GyreConfig, folder: RunFolder, step: int | None) -> list[str]:
+    """What the run may go on from; raises ValueError like `find_checkpoints`, and for a run that is complete."""
+    store, steps = open_checkpoints(config, folder), config.experiment.steps
+    names = find_checkpoints(store, folder.key, step)
+    last = names[-1] if names else None
+    if last is not None and checkpoint_order(last)[1] >= steps and store.is_whole(last):
+        raise ValueError(
+            f"the run {folder.key} is complete: {checkpoint_order(last)[1]} of {steps} steps are done; raise "
+            "experiment.steps to go on, or start a new run"
+        )
+    return names
+
+
+def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Scorer, origin: Origin) -> TrainingRun:
     storage = run_storage(config, folder)
-    if not resume and current_epoch(storage):
+    if not origin.resume and current_epoch(storage):
         raise ValueError(
             f"storage.url: {storage.url} holds a run {folder.key} already; choose another --run-id, or go on with "
             "that run by --resume where its run folder is"
         )
-    checkpoints = CheckpointStore(storage, config.checkpoint.keep)
-    checkpoint = checkpoints.newest() if resume else None
-    if checkpoint is not None and checkpoint.step >= config.experiment.steps:
-        raise ValueError(
-            f"the run {folder.key} is complete: {checkpoint.step} of {config.experiment.steps} steps are done; raise "
-            "experiment.steps to go on, or start a new run"
-        )
+    died_at = folder.last_sign()
+    if origin.source is not None:
+        copy_source(RunFolder.find(origin.source, config.experiment.output), config, folder, origin.step)
+    names = _find_checkpoints(config, folder, origin.step) if origin.goes_on else []
     start = _start_policy(config, folder, rows)
     prompts = tokenize_prompts(config, rows, start)
     _tell_prompts(config, rows, prompts)
@@ -206,10 +230,14 @@ def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Sc
     engine = make_engine(config, start)
     reference = make_reference(config, start)
     learner = make_learner(config, start)
+    saver = make_saver(config, folder, learner, start)
     metrics = MetricsWriter(folder.path, tensorboard=config.monitor.tensorboard)
     # The first write to the storage, when all that may be refused was made.
-    epoch = claim_epoch(storage, f"{platform.node()}:{os.getpid()}")
-    if resume:
+    newest = max((checkpoint_order(name)[0] for name in names), default=0)
+    epoch = claim_epoch(storage, f"{platform.node()}:{os.getpid()}", after=newest)
+    if origin.resume:
+        for line in check_same_run(folder.config(), config):
+            logger.info("changed since the run was started:%s", line.removeprefix(" "))
         folder.update_config(config)
     sampling = sampling_parameters(config, samples=config.evaluation.samples_per_prompt)
     credit = Credit(config)
@@ -223,24 +251,37 @@ def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Sc
         worker=Worker(f"train-{epoch:04d}-{os.getpid()}", storage, chain, engine, scorer, reference),
         evaluator=Evaluator(engine, scorer, chain, prompts.evaluation.prompts, sampling),
         credit=credit,
-        pool=_open_pool(config, storage, epoch, credit.smallest_group, checkpoint),
+        pool=Pool(storage, config.experience, epoch, credit.smallest_group),
         cursor=PromptCursor(
             prompts.training.prompts, config.rollout.batch_size, config.experiment.seed, config.data.shuffle
         ),
-        checkpoints=checkpoints,
+        saver=saver,
         metrics=metrics,
         version=PolicyVersion(epoch, 0),
+        fingerprint=make_fingerprint(start, prompts.training.prompts),
     )
     if config.rollout.launcher == "pool":
         run.remote = RemoteRollout(storage, config.rollout, epoch, lambda: run.step)
         share(storage, folder.path)
-    run.restore(checkpoint) if checkpoint else run.metrics.truncate_after(0)
-    parent = PolicyVersion(**checkpoint.state["version"]) if checkpoint else None
-    chain.publish(run.version, parent, run.learner.policy_weights())
-    if checkpoint is not None:
-        run.stragglers = {request.request_id: request for request in _announce_stragglers(run, checkpoint)}
+    _begin(run, names, origin, died_at)
     run.register()
     return run
+
+
+def _begin(run: TrainingRun, names: Sequence[str], origin: Origin, died_at: float) -> None:
+    """Bring the run to where it goes on, and publish the policy that it goes on with."""
+    if names:
+        run.recovery.begin(died_at, process_started_at())
+    checkpoint = recover(run, names, forked=origin.forked)
+    run.metrics.truncate_after(run.step)
+    parent = PolicyVersion(**checkpoint.state["version"]) if checkpoint and not origin.forked else None
+    with run.recovery.timed("publish"):
+        run.chain.publish(run.version, parent, run.learner.policy_weights())
+    if checkpoint is not None:
+        run.stragglers = {request.request_id: request for request in _announce_stragglers(run, checkpoint)}
+        if origin.step is not None:
+            # Whoever takes over after this must not find what was given up to be the newest.
+            run.save_now()
 
 
 def _announce_stragglers(run: TrainingRun, checkpoint: Checkpoint) -> tuple[RolloutRequest, ...]:
@@ -270,11 +311,3 @@ def _tell_prompts(config: GyreConfig, rows: PromptSplits, prompts: TokenizedProm
         held_out += f", without {prompts.evaluation.too_long} that are too long"
     told = "; ".join(filter(None, (verdict.evidence, held_out, verdict.remedy)))
     logger.log(logging.INFO if verdict.outcome == "ok" else logging.WARNING, "prompts: %s", told)
-
-
-def _open_pool(
-    config: GyreConfig, storage: Storage, epoch: int, smallest_group: int, checkpoint: Checkpoint | None
-) -> Pool:
-    if checkpoint is None:
-        return Pool(storage, config.experience, epoch, smallest_group)
-    return Pool.restore(storage, config.experience, epoch, checkpoint.tables["pool"], smallest_group)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from gyre_core.checkpoint.store import CheckpointStore
 from gyre_core.policy.lora import add_adapters, save_adapters, trainable_parameters
 from gyre_core.policy.models import Policy, copy_weights, save_policy
+from gyre_core.training.checkpoints import open_checkpoints
 from gyre_core.training.policies import find_start_policy, load_start_policy
 from gyre_core.training.run_folder import RunFolder, run_storage
 from gyre_core.types import PolicyVersion
@@ -72,7 +72,7 @@ def export_run(run: str, output: str, to: str | None = None) -> Path:
 
 
 def export_adapter(run: str, output: str, to: str | None = None) -> Path:
-    """Export the adapters of a run's newest checkpoint; returns the folder, by default `adapter/` in the run folder.
+    """Export the adapters of a run's newest full checkpoint; returns the folder, by default the run's `adapter/`.
 
     Raises ValueError for an unknown run, one that trains no adapters, one without a checkpoint, and a `to` that is
     there and not an empty folder.
@@ -83,7 +83,7 @@ def export_adapter(run: str, output: str, to: str | None = None) -> Path:
         raise ValueError(
             f"the run {folder.key} trains no adapters (models.lora.rank is 0); export it without --adapter"
         )
-    checkpoint = CheckpointStore(run_storage(config, folder), config.checkpoint.keep).newest()
+    checkpoint = open_checkpoints(config, folder).newest_full()
     if checkpoint is None:
         raise ValueError(f"the run {folder.key} has no checkpoint yet, which its adapters are taken from")
     target = _find_target(folder, ADAPTER, to)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,13 +13,16 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from gyre_core.checkpoint.store import Checkpoint, CheckpointStore
+from gyre_core.checkpoint.store import Checkpoint, CorruptCheckpointError
 from gyre_core.cluster.epochs import SupersededError, require_current
 from gyre_core.cluster.waiting import Awaited, wait_for_work
 from gyre_core.config import GyreConfig
 from gyre_core.data.cursor import PromptCursor
 from gyre_core.experience.pool import Pool
+from gyre_core.experience.replay import replayed_minibatches, segment_sizes
+from gyre_core.experience.segments import segment_names
 from gyre_core.learner.local import LocalLearner
+from gyre_core.learner.repeatability import state_digest
 from gyre_core.monitor.completions import write_completions
 from gyre_core.monitor.health import Alarm, Alarms
 from gyre_core.monitor.metrics import MetricsWriter
@@ -30,8 +33,10 @@ from gyre_core.rollout.serving import Worker
 from gyre_core.storage import Storage
 from gyre_core.training.credit import Credit
 from gyre_core.training.evaluation import Evaluation, Evaluator
+from gyre_core.training.recovery_report import Recovery
 from gyre_core.training.remote import RemoteRollout
 from gyre_core.training.run_folder import RunFolder
+from gyre_core.training.saver import RANDOM, LearnerState, Saver
 from gyre_core.training.step import OpenStep, StepResult
 from gyre_core.training.turns import Turns
 from gyre_core.types import PolicyVersion, RolloutRequest
@@ -82,9 +87,10 @@ class TrainingRun:
         credit: Credit,
         pool: Pool,
         cursor: PromptCursor,
-        checkpoints: CheckpointStore,
+        saver: Saver,
         metrics: MetricsWriter,
         version: PolicyVersion,
+        fingerprint: Mapping[str, str],
         remote: RemoteRollout | None = None,
     ) -> None:
         self.config = config
@@ -99,7 +105,7 @@ class TrainingRun:
         self.credit = credit
         self.pool = pool
         self.cursor = cursor
-        self.checkpoints = checkpoints
+        self.saver = saver
         self.metrics = metrics
         self.remote = remote
         """The run's rollout workers; None when generation is inline."""
@@ -113,6 +119,10 @@ class TrainingRun:
         """Requests of committed steps that were not answered in time, oldest first."""
         self.alarms = Alarms(config.health)
         self.evaluations: dict[int, Evaluation] = {}
+        self.recovery = Recovery()
+        """How this process came to go on from a checkpoint, if it did."""
+        self.fingerprint = fingerprint
+        """What the run learns with, told apart by digests; see `gyre_core.training.resume`."""
         self.fatal: Exception | None = None
         self.samples_seen = self.tokens_seen = 0
         self.tokens_consumed = 0
@@ -126,7 +136,7 @@ class TrainingRun:
         self._reported: float | None = None
         self.engine_free = asyncio.Lock()
         self._active_before = 0.0
-        self._opened = self._saved = time.monotonic()
+        self._opened = time.monotonic()
         self._saved_step: int | None = None
         # One thread, also because torch keeps a pool of threads for each caller.
         self._owner_thread = ThreadPoolExecutor(1, thread_name_prefix="owner")
@@ -199,6 +209,7 @@ class TrainingRun:
             opened.waited = self.turns.seconds_free()
             self._waited += opened.waited
         opened.produced = True
+        self.recovery.reached("first_sample")
 
     @property
     def next_version(self) -> PolicyVersion:
@@ -238,6 +249,7 @@ class TrainingRun:
                 deadline=self.config.rollout.timeout,
             )
             self.metrics.write(step, self.evaluations[step].metrics(), time.time())
+            self.saver.note_evaluation(self.evaluations[step].reward)
             if self.config.rollout.max_lag == 0:  # Else steps went on meanwhile.
                 self._leave_out(time.perf_counter() - started)
         return self.evaluations[step].metrics()
@@ -252,7 +264,7 @@ class TrainingRun:
         In this order, so that whoever resumes from the checkpoint finds the step in the log.
         """
         self.report(step)
-        if self.checkpoint_due():
+        if self.saver.due:
             started = time.perf_counter()
             await self.save()
             seconds = time.perf_counter() - started
@@ -275,6 +287,8 @@ class TrainingRun:
             **throughput_metrics(result.samples, result.completion_tokens, seconds),
             "perf/peak_memory_bytes": float(peak_memory_bytes()),
             "storage/repeated": float(sum(self.storage.repeated().values())),
+            **self.saver.metrics(),
+            **self.recovery.metrics(),
         }
         for alarm in self.alarms.observe(step, metrics):
             logger.warning("alarm %s at step %d: %s; %s", alarm.name, alarm.step, alarm.sentence, alarm.remedy)
@@ -321,51 +335,83 @@ class TrainingRun:
         """Count a step as passed that failed for good and was abandoned; it leaves nothing but the time it took."""
         self.step = max(self.step, step)
 
-    def checkpoint_due(self) -> bool:
-        """Whether `checkpoint.interval` has passed since the last checkpoint."""
-        return time.monotonic() - self._saved >= self.config.checkpoint.interval
+    async def save(self, quick: bool = False) -> None:
+        """Write a checkpoint of the state after the last committed step, unless this process wrote it before.
 
-    async def save(self) -> None:
-        """Write a checkpoint of the state after the last committed step, unless this process wrote it before."""
+        `quick` is for who has little time: an increment, whenever there is a full checkpoint to build on.
+        """
         if self.step == self._saved_step:
             return
         await asyncio.to_thread(require_current, self.storage, self.epoch)
         await asyncio.to_thread(self.metrics.sync)
-        tensors, learner = await self.in_order(self.learner.state)
-        state = {
-            "version": {"epoch": self.version.epoch, "number": self.version.number},
-            "learner": learner,
-            "credit": self.credit.state(),
-            "alarms": self.alarms.state(),
-            "active_seconds": self.active_seconds(),
-            "samples_seen": self.samples_seen,
-            "tokens_seen": self.tokens_seen,
-            "stragglers": list(self.stragglers),
-            "scaling": self.scaling_state,
-        }
-        tensors = {**tensors, "random.torch": torch.get_rng_state()}
+        await self.in_order(self.save_now, quick)
+
+    def save_now(self, quick: bool = False) -> None:
+        """Write a checkpoint of the present state, in the thread of the caller, which no other work may overlap."""
+        tensors, counters = self.learner.state()
+        pool = self.pool.snapshot(self.step).to_table()
+        requests = dict.fromkeys((*self.pool.held_requests(), *self.saver.replayed_requests))
         checkpoint = Checkpoint(
-            self.step, self.epoch, tensors, {"pool": self.pool.snapshot(self.step).to_table()}, state
+            self.step,
+            self.epoch,
+            {RANDOM: torch.get_rng_state()},
+            {"pool": pool},
+            {
+                "version": {"epoch": self.version.epoch, "number": self.version.number},
+                "credit": self.credit.state(),
+                "alarms": self.alarms.state(),
+                "active_seconds": self.active_seconds(),
+                "samples_seen": self.samples_seen,
+                "tokens_seen": self.tokens_seen,
+                "stragglers": list(self.stragglers),
+                "scaling": self.scaling_state,
+                "fingerprint": dict(self.fingerprint),
+            },
+            segments=tuple(segment_names(self.storage, requests)),
         )
-        await self.in_order(self.checkpoints.save, checkpoint, time.time())
-        await self.in_order(self.pool.pin_from, min(self.checkpoints.steps()))
-        self._saved, self._saved_step = time.monotonic(), self.step
+        self.saver.save(checkpoint, tensors, counters, quick)
+        if (step := self.saver.store.exact_from()) is not None:
+            self.pool.pin_from(step)
+        self._saved_step = self.step
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to a checkpoint, exactly, but for the pool; the version is one of this epoch, yet to be published."""
+        """Go back to a checkpoint, exactly; the version is one of this epoch, yet to be published.
+
+        Raises CorruptCheckpointError when the learner cannot be brought to its state.
+        """
         state = checkpoint.state
-        tensors = dict(checkpoint.tensors)
-        torch.set_rng_state(tensors.pop("random.torch"))
-        self.learner.load_state(tensors, state["learner"])
+        learner = self.saver.learner_state(checkpoint)
+        self.learner.load_state(learner.tensors, learner.counters)
+        with self.recovery.timed("replay"):
+            self._replay(checkpoint, learner)
+            self.recovery.steps = len(learner.records)
+        torch.set_rng_state(checkpoint.tensors[RANDOM])
         self.credit.load_state(state["credit"])
         self.alarms.load_state(state["alarms"])
+        smallest = self.credit.smallest_group
+        self.pool = Pool.restore(self.storage, self.config.experience, self.epoch, checkpoint.tables["pool"], smallest)
+        self.saver.resumed(checkpoint, learner, segment_sizes(self.storage, learner.records))
         self._active_before = state["active_seconds"]
         self.samples_seen, self.tokens_seen = state["samples_seen"], state["tokens_seen"]
         self.scaling_state = state["scaling"]
         self.step = checkpoint.step
         self.version = self.start_version = PolicyVersion(self.epoch, state["version"]["number"])
         self.turns, self.reports = Turns(self.step + 1), Turns(self.step + 1)
-        self.metrics.truncate_after(self.step)
+
+    def _replay(self, checkpoint: Checkpoint, learner: LearnerState) -> None:
+        """Train again on what was trained on since the full checkpoint, and check what came out."""
+        on_policy, smallest = self.config.rollout.max_lag == 0, self.credit.smallest_group
+        try:
+            for minibatches in replayed_minibatches(self.storage, learner.records, smallest):
+                self.learner.take_step(minibatches, on_policy)
+        except (FileNotFoundError, ValueError) as error:
+            raise CorruptCheckpointError(f"checkpoint {checkpoint.name} cannot be repeated: {error}") from error
+        if learner.digest is not None and state_digest(*self.learner.state()) != learner.digest:
+            raise CorruptCheckpointError(
+                f"checkpoint {checkpoint.name}: the {len(learner.records)} steps after {checkpoint.base} led to other "
+                "weights when they were repeated here, as happens with another number of threads or another release "
+                "of torch"
+            )
 
     async def close(self) -> None:
         """End the parts and give up the run; the state on storage stays."""
@@ -374,5 +420,6 @@ class TrainingRun:
             await self.remote.close()
         await self.worker.close()
         self._owner_thread.shutdown(wait=True)
+        await asyncio.to_thread(self.saver.close)
         self.metrics.close()
         self.folder.release()

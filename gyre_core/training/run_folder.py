@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from gyre_core.config import GyreConfig, dump_config, load_config
+from gyre_core.monitor.metrics import METRICS_FILE
 from gyre_core.rollout.shared import CONFIG
 from gyre_core.storage import Storage, exercise_storage, open_storage
 from gyre_core.storage.s3_options import block_is_loaded, s3_url
@@ -93,6 +94,11 @@ class RunFolder:
         os.utime(new, ns=(began.st_atime_ns, began.st_mtime_ns))
         new.replace(file)
 
+    def last_sign(self) -> float:
+        """When a process last wrote of the run here, in seconds since 1970; 0 when none did."""
+        files = (self.path / name for name in (METRICS_FILE, SUMMARY))
+        return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+
     def summary(self) -> dict[str, object]:
         """`summary.json`, or an empty dictionary before there is one."""
         try:
@@ -146,14 +152,32 @@ def run_storage(config: GyreConfig, folder: RunFolder) -> Storage:
     return data_storage(config).child(folder.key) if config.storage.url else open_storage(folder.path)
 
 
+def checkpoint_storage(config: GyreConfig, folder: RunFolder) -> Storage:
+    """Where the run's checkpoints lie: its own place below `checkpoint.url`, or with its other data."""
+    url = config.checkpoint.url
+    return _open(config, url).child(folder.key) if url else run_storage(config, folder)
+
+
+def warm_storage(config: GyreConfig, folder: RunFolder) -> Storage | None:
+    """Where the second copy of the run's checkpoints lies; None without one."""
+    if not config.checkpoint.dual_write:
+        return None
+    output = Path(config.experiment.output).absolute()
+    url = config.checkpoint.warm_url or str(output.with_name(f"{output.name}-warm"))
+    return _open(config, url).child(folder.key)
+
+
 def data_storage(config: GyreConfig, *, trial: bool = False) -> Storage:
     """What `storage.url` names, or the folder of all runs; the data of a run lie in `NAME/RUN_ID` below it.
 
     Raises ValueError for a `storage.block` that was not loaded.
     """
-    storage = config.storage
-    url = storage.url or config.experiment.output
-    return open_storage(s3_url(url, storage.block, storage.endpoint), trial=trial)
+    return _open(config, config.storage.url or config.experiment.output, trial=trial)
+
+
+def _open(config: GyreConfig, url: str, *, trial: bool = False) -> Storage:
+    """The storage at a URL, with the access that the configuration gives."""
+    return open_storage(s3_url(url, config.storage.block, config.storage.endpoint), trial=trial)
 
 
 def check_storage(config: GyreConfig) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -270,12 +271,13 @@ def _train(run: TrainingRun, opened: OpenStep) -> None:
     else:
         learner.snapshot()
         opened.updating = True
+    started = time.perf_counter()
     minibatches = run.pool.minibatches(opened.record)
     groups = [group for minibatch in minibatches for group in minibatch.groups]
-    old = learner.begin_step(groups, on_policy=run.config.rollout.max_lag == 0)
-    updates = [learner.apply(minibatch, old) for minibatch in minibatches]
-    opened.update_metrics = {**old.metrics, **update_metrics(updates), **lag_metrics(groups, run.version)}
-    opened.policy_changes = policy_changes(groups, old)
+    step = learner.take_step(minibatches, on_policy=run.config.rollout.max_lag == 0)
+    opened.update_metrics = {**step.old.metrics, **update_metrics(step.updates), **lag_metrics(groups, run.version)}
+    opened.policy_changes = policy_changes(groups, step.old)
+    opened.update_seconds = time.perf_counter() - started
 
 
 def _publish(run: TrainingRun, opened: OpenStep) -> PolicyVersion:
@@ -293,6 +295,7 @@ def _commit(run: TrainingRun, opened: OpenStep, version: PolicyVersion) -> None:
     """Count the step as done. Touches memory only, so that it happens whole or not at all."""
     assert opened.record is not None
     now = run.now(opened.step)
+    run.saver.note(opened.record, run.pool.segment_bytes(opened.record), opened.update_seconds)
     run.pool.consume(opened.record, now)
     run.pool.record_policy_change(opened.policy_changes)
     _pass_on_stragglers(run, opened)
@@ -302,6 +305,7 @@ def _commit(run: TrainingRun, opened: OpenStep, version: PolicyVersion) -> None:
     run.samples_seen += samples
     run.tokens_seen += token_count(opened.generated)
     run.version, run.step = version, opened.step
+    run.recovery.reached("first_update")
     tokens = completion_token_count(opened.generated)
     run.tokens_consumed += tokens
     if (fill := run.fill(opened.step)) is not None:

@@ -49,6 +49,8 @@ class OpenStep:
     update_metrics: dict[str, float] = field(default_factory=dict[str, float])
     policy_changes: dict[str, float] = field(default_factory=dict[str, float])
     """Of each trained group, how far the learner was from the policy that sampled it."""
+    update_seconds: float = 0.0
+    """How long the learner trained."""
     updating: bool = False
     """Whether the learner has left the state before this step."""
 

@@ -15,6 +15,7 @@ from gyre_core.config import GyreConfig
 from gyre_core.storage import S3Options
 from gyre_core.storage.s3_options import remember_block
 from gyre_core.training.build import check_inputs
+from gyre_core.training.resume import NEW
 from gyre_core.training.run_folder import check_storage
 
 
@@ -101,7 +102,7 @@ async def test_an_unreachable_service_is_told_before_a_run_folder_is_made(tmp_pa
         }
     )
     with pytest.raises(ValueError, match=f"storage.url: s3://bucket/runs/.*{endpoint} did not answer within 5 s"):
-        await check_inputs(config, run_id=None, resume=False)
+        await check_inputs(config, run_id=None, origin=NEW)
     assert not (tmp_path / "runs").exists()
 
 

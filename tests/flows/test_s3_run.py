@@ -16,6 +16,7 @@ from tiny_runs import EVERY_STEP, opened_runs, outcome, take_steps, tiny_config
 from blocks.storage import S3Access, load_access
 from flows.evaluate import evaluate_newest
 from flows.train import train
+from gyre_core.checkpoint.retention import Retention
 from gyre_core.checkpoint.store import CheckpointStore
 from gyre_core.training.build import open_run
 from gyre_core.training.export import export_run
@@ -47,7 +48,7 @@ async def test_a_run_on_s3_equals_one_on_a_disk_and_so_does_one_that_resumes(
     (whole,) = runs
     outcome(whole).assert_equals(reference)
     assert whole.storage.url.startswith(f"s3://gyre-tests/{config.storage.url[-32:]}/{whole.key}?block=")
-    assert CheckpointStore(whole.storage, keep=2).steps() == [3]
+    assert CheckpointStore(whole.storage, Retention(2)).steps() == [3]
     assert not (whole.folder.path / "pool").exists()
     async with get_client() as client:
         flow_run = await client.read_flow_run(state.state_details.flow_run_id)

@@ -18,8 +18,6 @@ NOT_BUILT = {
     "rollout.engine": "transformers",
     "rollout.launcher": "inline",
     "elastic.enabled": "false",
-    "checkpoint.incremental": "false",
-    "checkpoint.dual_write": "false",
 }
 SMALLER = {"experiment.steps": "1", "rollout.max_tokens": "8", "evaluation.prompts": "8", "data.size": "256"}
 

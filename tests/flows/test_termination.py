@@ -15,6 +15,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from tiny_runs import EVERY_STEP
 
 from flows.termination import cancelled_by_sigterm, to_the_end
+from gyre_core.checkpoint.retention import Retention
 from gyre_core.checkpoint.store import CheckpointStore
 from gyre_core.monitor.metrics import read_metrics
 from gyre_core.storage import open_storage
@@ -117,7 +118,7 @@ async def test_a_run_ends_with_its_code_and_a_checkpoint_whenever_it_is_terminat
         process.send(signal.SIGTERM)
         assert process.wait() == 143
         run = newest_run(tmp_path)
-        newest = CheckpointStore(open_storage(run.path), 1).newest()
+        newest = CheckpointStore(open_storage(run.path), Retention(1)).newest()
         assert newest.step == read_metrics(run.path)[-1].step
     async with get_client() as client:
         found = await client.read_flow_runs(

@@ -4,6 +4,7 @@ import pytest
 from tiny_runs import EVERY_STEP, fail_everywhere, loop_outcome, outcome, take_steps, tiny_config
 
 from gyre_core.training.build import open_run
+from gyre_core.training.resume import RESUME
 
 SHAPING = {"normalize": "standardize", "clip_deviations": 2.0, "spread_target": 0.5, "length_penalty": 0.1}
 VARIANTS = {
@@ -64,7 +65,7 @@ async def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path, undisturbe
         await take_steps(first, last=2)
     finally:
         await first.close()
-    resumed = await open_run(variant(name, tmp_path), resume=True)
+    resumed = await open_run(variant(name, tmp_path), origin=RESUME)
     try:
         assert resumed.step == 2
         await take_steps(resumed)

@@ -38,12 +38,30 @@ class CheckpointConfig(Section):
 
     interval: PositiveFloat = 600.0
     """Seconds between checkpoints; one more is always written at the end."""
+    every: NonNegativeInt = 0
+    """Steps between checkpoints at the most, whatever the time; 0 leaves it to `interval`."""
     keep: PositiveInt = 2
     """Complete checkpoints that are kept, newest first."""
+    keep_best: NonNegativeInt = 0
+    """Further full checkpoints that are kept, those with the highest held-out reward, each written when it is found."""
+    keep_every: NonNegativeInt = 0
+    """Full checkpoints are kept for good at the steps that are multiples of this and at which one is written; 0 keeps
+    none."""
     incremental: bool = False
     """Write what changed since the last full checkpoint instead of the whole state."""
+    exact: Literal["auto", "replay", "always"] = "auto"
+    """How an increment holds the learner: `replay` names the batches since the last full checkpoint, which a recovery
+    trains on again; `always` holds the difference of weights and moments; `auto` takes `replay` on a CPU where a test
+    at the start finds that updates repeat bit for bit."""
+    replay_budget: PositiveFloat = 30.0
+    """Seconds of updates that a recovery may have to repeat; beyond them the next checkpoint is a full one."""
+    url: Text | None = None
+    """Folder, or s3://BUCKET/FOLDER, of the checkpoints; without it, they lie with the run's other data."""
     dual_write: bool = False
     """Write every checkpoint to a second, warm store as well."""
+    warm_url: Text | None = None
+    """Folder, or s3://BUCKET/FOLDER, of the warm store; without it, a folder beside `experiment.output` whose name
+    ends in `-warm`."""
 
 
 class EvaluationConfig(Section):

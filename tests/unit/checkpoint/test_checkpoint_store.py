@@ -16,6 +16,7 @@ import torch
 from recorded_storage import RecordedStorage, StopError
 
 from gyre_core.checkpoint.manifest import CheckpointManifest
+from gyre_core.checkpoint.retention import Retention
 from gyre_core.checkpoint.store import Checkpoint, CheckpointStore, CorruptCheckpointError
 from gyre_core.storage import LocalStorage, MemoryStorage, OutOfSpaceError
 
@@ -61,18 +62,18 @@ def storage(request, tmp_path):
 
 
 def test_a_checkpoint_comes_back_bit_for_bit(storage):
-    store = CheckpointStore(storage, keep=2)
+    store = CheckpointStore(storage, Retention(2))
     assert store.newest() is None
-    size = store.save(checkpoint_of(7), created_at=123.0)
-    check_equal(CheckpointStore(storage, keep=2).newest(), checkpoint_of(7))
+    manifest = store.save(checkpoint_of(7), created_at=123.0)
+    check_equal(CheckpointStore(storage, Retention(2)).newest(), checkpoint_of(7))
     folder = "checkpoints/00000007-0001"
     assert sorted(storage.list(folder)) == sorted(f"{folder}/{name}" for name in OBJECTS)
-    assert size == sum(storage.size(f"{folder}/{name}") for name in OBJECTS if name != "manifest.json")
+    assert manifest.size == sum(storage.size(f"{folder}/{name}") for name in OBJECTS if name != "manifest.json")
 
 
 def test_saving_a_step_again_changes_nothing(tmp_path):
     storage = RecordedStorage(tmp_path)
-    store = CheckpointStore(storage, keep=2)
+    store = CheckpointStore(storage, Retention(2))
     size = store.save(checkpoint_of(1), 0.0)
     storage.changes.clear()
     assert store.save(checkpoint_of(1), 1.0) == size
@@ -81,7 +82,7 @@ def test_saving_a_step_again_changes_nothing(tmp_path):
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_only_the_newest_are_kept(storage, keep):
-    store = CheckpointStore(storage, keep)
+    store = CheckpointStore(storage, Retention(keep))
     for step in range(1, 6):
         store.save(checkpoint_of(step), 0.0)
         assert store.steps() == list(range(max(1, step - keep + 1), step + 1))
@@ -91,7 +92,7 @@ def test_only_the_newest_are_kept(storage, keep):
 
 def test_a_later_epoch_is_newer_whatever_its_step(storage):
     """Whoever takes over after a damaged checkpoint goes back, and goes on from there."""
-    store = CheckpointStore(storage, keep=2)
+    store = CheckpointStore(storage, Retention(2))
     for step, epoch in ((10, 1), (20, 1), (15, 2)):
         store.save(checkpoint_of(step, epoch), 0.0)
     check_equal(store.newest(), checkpoint_of(15, 2))
@@ -105,14 +106,14 @@ def test_one_complete_checkpoint_is_there_at_every_instant(tmp_path):
     def check(operation, name):
         if name.endswith("manifest.json") and operation == "create":
             committed.append(int(name.split("/")[1][:8]))
-        found = CheckpointStore(LocalStorage(tmp_path), keep=1).newest()
+        found = CheckpointStore(LocalStorage(tmp_path), Retention(1)).newest()
         if committed:
             check_equal(found, checkpoint_of(committed[-1]))
         else:
             assert found is None
 
     storage = RecordedStorage(tmp_path, check)
-    store = CheckpointStore(storage, keep=1)
+    store = CheckpointStore(storage, Retention(1))
     for step in range(1, 4):
         store.save(checkpoint_of(step), 0.0)
     assert committed == [1, 2, 3]
@@ -122,11 +123,11 @@ def test_one_complete_checkpoint_is_there_at_every_instant(tmp_path):
 @pytest.mark.parametrize("stop_at", range(7))
 def test_a_save_that_stops_anywhere_is_repeated_by_whoever_comes_next(tmp_path, stop_at):
     """Seven changes make a save: the place is cleared, four objects, and the older checkpoint goes in two."""
-    CheckpointStore(LocalStorage(tmp_path), keep=1).save(checkpoint_of(1), 0.0)
+    CheckpointStore(LocalStorage(tmp_path), Retention(1)).save(checkpoint_of(1), 0.0)
     storage = RecordedStorage(tmp_path, stop_at=stop_at)
     with pytest.raises(StopError):
-        CheckpointStore(storage, keep=1).save(checkpoint_of(2), 0.0)
-    store = CheckpointStore(LocalStorage(tmp_path), keep=1)
+        CheckpointStore(storage, Retention(1)).save(checkpoint_of(2), 0.0)
+    store = CheckpointStore(LocalStorage(tmp_path), Retention(1))
     check_equal(store.newest(), checkpoint_of(1 if stop_at <= 4 else 2))
     store.save(checkpoint_of(2, epoch=2), 0.0)
     check_equal(store.newest(), checkpoint_of(2, epoch=2))
@@ -150,7 +151,7 @@ def lengthen(file):
 @pytest.mark.parametrize("damage", [cut, flip, lengthen, Path.unlink])
 @pytest.mark.parametrize("name", OBJECTS[:3])
 def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path, caplog, name, damage):
-    store = CheckpointStore(LocalStorage(tmp_path), keep=3)
+    store = CheckpointStore(LocalStorage(tmp_path), Retention(3))
     for step in (1, 2):
         store.save(checkpoint_of(step), 0.0)
     damage(tmp_path / "checkpoints" / "00000002-0001" / name)
@@ -162,7 +163,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path, caplog, name, 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"format": 99}', b'{"format": 1}'])
 def test_a_damaged_manifest_is_skipped_with_a_warning(tmp_path, caplog, content):
-    store = CheckpointStore(LocalStorage(tmp_path), keep=3)
+    store = CheckpointStore(LocalStorage(tmp_path), Retention(3))
     for step in (1, 2):
         store.save(checkpoint_of(step), 0.0)
     (tmp_path / "checkpoints" / "00000002-0001" / "manifest.json").write_bytes(content)
@@ -172,7 +173,7 @@ def test_a_damaged_manifest_is_skipped_with_a_warning(tmp_path, caplog, content)
 
 @pytest.mark.parametrize("damage", [cut, lengthen, Path.unlink])
 def test_a_damaged_checkpoint_takes_no_place_among_those_kept(tmp_path, damage):
-    store = CheckpointStore(LocalStorage(tmp_path), keep=2)
+    store = CheckpointStore(LocalStorage(tmp_path), Retention(2))
     store.save(checkpoint_of(1), 0.0)
     store.save(checkpoint_of(2), 0.0)
     damage(tmp_path / "checkpoints" / "00000002-0001" / OBJECTS[0])
@@ -183,7 +184,7 @@ def test_a_damaged_checkpoint_takes_no_place_among_those_kept(tmp_path, damage):
 
 
 def test_without_a_whole_checkpoint_nothing_is_restored(tmp_path):
-    store = CheckpointStore(LocalStorage(tmp_path), keep=3)
+    store = CheckpointStore(LocalStorage(tmp_path), Retention(3))
     for step in (1, 2):
         store.save(checkpoint_of(step), 0.0)
         flip(tmp_path / "checkpoints" / f"{step:08d}-0001" / "tensors.safetensors")
@@ -192,7 +193,7 @@ def test_without_a_whole_checkpoint_nothing_is_restored(tmp_path):
 
 
 def test_a_manifest_reads_what_it_wrote(tmp_path):
-    store = CheckpointStore(LocalStorage(tmp_path), keep=1)
+    store = CheckpointStore(LocalStorage(tmp_path), Retention(1))
     store.save(checkpoint_of(1), created_at=5.0)
     data = (tmp_path / "checkpoints" / "00000001-0001" / "manifest.json").read_bytes()
     manifest = CheckpointManifest.from_json(data)
@@ -203,7 +204,7 @@ def test_a_manifest_reads_what_it_wrote(tmp_path):
 
 def test_a_full_disk_is_told_and_leaves_the_older_checkpoint(small_volume):
     folder = small_volume(1400)
-    store = CheckpointStore(LocalStorage(folder), keep=1)
+    store = CheckpointStore(LocalStorage(folder), Retention(1))
     store.save(checkpoint_of(1, size=30_000), 0.0)
     filling = folder / "filling"
     filling.write_bytes(b"\0" * 600_000)
@@ -220,7 +221,7 @@ def test_a_table_that_does_not_fit_is_told(small_volume):
     table = pa.table({"value": np.random.default_rng(0).integers(0, 2**62, 50_000)})
     checkpoint = Checkpoint(1, 1, {"weight": torch.zeros(1)}, {"pool": table}, {})
     with pytest.raises(OutOfSpaceError, match=r"pool\.parquet"):
-        CheckpointStore(LocalStorage(small_volume(256)), keep=1).save(checkpoint, 0.0)
+        CheckpointStore(LocalStorage(small_volume(256)), Retention(1)).save(checkpoint, 0.0)
 
 
 BIG = 400_000
@@ -232,6 +233,7 @@ from pathlib import Path
 sys.path[:0] = sys.argv[2:]
 from test_checkpoint_store import BIG, checkpoint_of
 
+from gyre_core.checkpoint.retention import Retention
 from gyre_core.checkpoint.store import CheckpointStore
 from gyre_core.storage import LocalStorage
 
@@ -239,7 +241,7 @@ for line in sys.stdin:
     checkpoint = checkpoint_of(int(line), size=BIG)
     child = os.fork()
     if child == 0:
-        CheckpointStore(LocalStorage(Path(sys.argv[1])), keep=2).save(checkpoint, 0.0)
+        CheckpointStore(LocalStorage(Path(sys.argv[1])), Retention(2)).save(checkpoint, 0.0)
         os._exit(0)
     print(child, flush=True)
     print(os.waitpid(child, 0)[1], flush=True)
@@ -272,7 +274,7 @@ def test_a_killed_save_leaves_the_newest_complete_checkpoint(tmp_path, saver):
     """Killed at 20, 50 and 90 percent of the time that an undisturbed save took."""
     status, duration = saver(1, None)
     assert status == 0
-    store = CheckpointStore(LocalStorage(tmp_path), keep=2)
+    store = CheckpointStore(LocalStorage(tmp_path), Retention(2))
     newest = 1
     for step, share in ((2, 0.2), (3, 0.5), (4, 0.9)):
         status, _ = saver(step, share * duration)

@@ -9,6 +9,7 @@ from deployments.cli import main
 from deployments.launch import OWN_LOGGERS, RUN_LOGGERS, run_training
 from gyre_core.config import GyreConfig, load_config
 from gyre_core.training.build import open_run
+from gyre_core.training.resume import NEW
 
 REWARDS = """
 def reward(completions, **columns):
@@ -95,5 +96,5 @@ def test_a_run_leaves_logging_as_it_was(tmp_path, capsys):
     before = state()
     config = GyreConfig.model_validate({"models": {"policy": str(tmp_path / "absent")}})
     with pytest.raises(ValueError, match="absent"):
-        run_training(config, resume=False, run_id=None, keep_server=False)
+        run_training(config, origin=NEW, run_id=None, keep_server=False)
     assert state() == before

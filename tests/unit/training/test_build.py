@@ -10,6 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from gyre_core.config import GyreConfig, load_config
 from gyre_core.config.sections import LoRAConfig
 from gyre_core.training.build import check_inputs, open_run
+from gyre_core.training.resume import NEW, RESUME
 
 CONFIG = """
 experiment: {name: small, output: OUTPUT, threads: 1}
@@ -28,7 +29,7 @@ def config_of(folder, policy="tiny-qwen3", more=""):
 
 async def test_a_model_folder_that_is_not_there_is_told_before_anything_is_made(tmp_path):
     config = config_of(tmp_path, "nowhere")
-    for attempt in (check_inputs(config, run_id=None, resume=False), open_run(config)):
+    for attempt in (check_inputs(config, run_id=None, origin=NEW), open_run(config)):
         with pytest.raises(ValueError, match=r"model folder .*nowhere does not exist"):
             await attempt
     assert not (tmp_path / "runs").exists()
@@ -37,7 +38,7 @@ async def test_a_model_folder_that_is_not_there_is_told_before_anything_is_made(
 async def test_a_folder_without_a_reward_model_is_told_before_anything_is_made(tmp_path):
     config = config_of(tmp_path)
     config = config.model_copy(update={"models": config.models.model_copy(update={"reward": "nowhere"})})
-    for attempt in (check_inputs(config, run_id=None, resume=False), open_run(config)):
+    for attempt in (check_inputs(config, run_id=None, origin=NEW), open_run(config)):
         with pytest.raises(ValueError, match=r"models.reward: nowhere does not exist"):
             await attempt
     assert not (tmp_path / "runs").exists()
@@ -57,7 +58,7 @@ async def test_the_storage_of_another_run_is_neither_taken_nor_touched(tmp_path)
 
 async def test_nothing_to_resume_is_told_by_both(tmp_path):
     config = config_of(tmp_path)
-    for attempt in (check_inputs(config, run_id=None, resume=True), open_run(config, resume=True)):
+    for attempt in (check_inputs(config, run_id=None, origin=RESUME), open_run(config, origin=RESUME)):
         with pytest.raises(ValueError, match="no run 'small'"):
             await attempt
 
@@ -105,7 +106,7 @@ async def test_adapters_that_the_policy_cannot_have_are_told_before_anything_is_
     config = config_of(tmp_path)
     lora = LoRAConfig(rank=2, targets=("q_proj", "nose"))
     config = config.model_copy(update={"models": config.models.model_copy(update={"lora": lora})})
-    for attempt in (check_inputs(config, run_id=None, resume=False), open_run(config)):
+    for attempt in (check_inputs(config, run_id=None, origin=NEW), open_run(config)):
         with pytest.raises(ValueError, match=r"models\.lora\.targets: .* no linear layers named nose"):
             await attempt
     assert not (tmp_path / "runs").exists()
@@ -123,7 +124,7 @@ async def test_a_model_of_another_vocabulary_is_told_before_anything_is_made(tmp
         values[section] |= changes
     config = GyreConfig.model_validate(values)
     with pytest.raises(ValueError, match=rf"models\.{role}: .* vocabulary of 31 tokens and the policy one of"):
-        await check_inputs(config, run_id=None, resume=False)
+        await check_inputs(config, run_id=None, origin=NEW)
 
 
 async def test_when_one_of_several_reward_processes_does_not_start_none_is_left(tmp_path):
@@ -135,5 +136,5 @@ async def test_when_one_of_several_reward_processes_does_not_start_none_is_left(
     more = f"reward: {{processes: 2, functions: [{{path: '{tmp_path}/once.py:score'}}]}}"
     before = psutil.Process().children(recursive=True)
     with pytest.raises(ValueError, match="cannot be imported"):
-        await check_inputs(config_of(tmp_path, more=more), run_id=None, resume=False)
+        await check_inputs(config_of(tmp_path, more=more), run_id=None, origin=NEW)
     assert psutil.Process().children(recursive=True) == before

@@ -11,6 +11,7 @@ from gyre_core.policy.models import load_policy, save_policy
 from gyre_core.training import stages
 from gyre_core.training.build import make_learner, make_reference, open_run
 from gyre_core.training.export import export_adapter, export_run
+from gyre_core.training.resume import NEW, RESUME
 
 TOKENS = torch.arange(4, 16)[None]
 
@@ -86,7 +87,7 @@ def test_learner_and_reference_share_the_base(tmp_path):
 async def test_a_resumed_run_goes_on_exactly(tmp_path, dtype):
     async def state_after(folder, *blocks):
         for index, steps in enumerate(blocks):
-            run = await open_run(lora_config(folder, dtype), resume=index > 0)
+            run = await open_run(lora_config(folder, dtype), origin=RESUME if index > 0 else NEW)
             for _ in range(steps):
                 await take_step(run)
             tensors, counters = run.learner.state()

@@ -1,0 +1,148 @@
+"""The warm copy of the checkpoints: follows the primary store in the background, with a place of its own.
+
+After each commit the follower brings the warm store to what the primary keeps: it copies what is missing, oldest first,
+with the segments that it refers to, each checkpoint's manifest last, and then drops what the primary has dropped. What
+fails is counted, told once, and tried again after the next commit; training never waits for it. The place of the
+follower is the newest checkpoint that the warm store holds whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import threading
+from collections.abc import Iterable
+
+from gyre_core.checkpoint.manifest import CheckpointManifest, checkpoint_order
+from gyre_core.checkpoint.store import FOLDER, MANIFEST, delete_checkpoint, has_all_bytes, whole_manifests
+from gyre_core.storage import Storage
+from gyre_core.weights.digests import file_digest
+
+logger = logging.getLogger(__name__)
+
+POOL = "pool"
+
+
+class WarmCopy:
+    """Keeps `warm` like `primary`; segments come from `data`, the storage of the run's pool."""
+
+    def __init__(self, primary: Storage, warm: Storage, data: Storage) -> None:
+        self._primary = primary
+        self._warm = warm
+        self._data = data
+        self._changed = threading.Condition()
+        self._committed: tuple[int, int] = (0, 0)
+        self._copied: tuple[int, int] = (0, 0)
+        self._wanted = self._seen = 0
+        self._closed = self._failing = False
+        self._errors = 0
+        self._thread = threading.Thread(target=self._follow, name="warm-copy", daemon=True)
+        self._thread.start()
+
+    def committed(self, name: str) -> None:
+        """Have the follower look, as the primary store has a new checkpoint."""
+        with self._changed:
+            self._committed = checkpoint_order(name)
+            self._wanted += 1
+            self._changed.notify_all()
+
+    def metrics(self) -> dict[str, float]:
+        """How many steps the warm store is behind the primary's newest checkpoint, and what failed so far."""
+        with self._changed:
+            behind = max(0, self._committed[1] - self._copied[1])
+            return {"checkpoint/warm_lag": float(behind), "checkpoint/warm_errors": float(self._errors)}
+
+    def wait(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds until the follower has looked after the last commit; whether it has."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._seen == self._wanted, timeout)
+
+    def close(self, timeout: float) -> None:
+        """Let the follower finish, for `timeout` seconds at the most, and end it."""
+        if not self.wait(timeout):
+            logger.warning(
+                "the warm store %s lacks the newest checkpoint: %.0f s were not enough to copy it",
+                self._warm.url,
+                timeout,
+            )
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(1.0)
+
+    def _follow(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._seen != self._wanted)
+                if self._closed:
+                    return
+                wanted = self._wanted
+            self._look()
+            with self._changed:
+                self._seen = wanted
+                self._changed.notify_all()
+
+    def _look(self) -> None:
+        try:
+            self._copied = max(self._copied, copy_missing(self._primary, self._warm, self._data))
+            self._failing = False
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on without the copy
+            self._errors += 1
+            if not self._failing:
+                logger.warning("the warm store %s does not follow, and is tried again: %s", self._warm.url, error)
+            self._failing = True
+
+
+def copy_missing(primary: Storage, warm: Storage, data: Storage) -> tuple[int, int]:
+    """Bring the warm store to what the primary holds; returns (epoch, step) of the newest checkpoint that both have.
+
+    Raises OSError when either does not do as it should. A checkpoint that is damaged in the primary is left alone.
+    """
+    manifests = whole_manifests(primary)
+    there = {manifest.name for manifest in whole_manifests(warm)}
+    newest = (0, 0)
+    for manifest in manifests:
+        if manifest.name in there or _copy_checkpoint(primary, warm, data, manifest):
+            newest = max(newest, checkpoint_order(manifest.name))
+    if manifests:  # A primary that was lost takes nothing with it.
+        _drop(warm, manifests)
+    return newest
+
+
+def copy_segments(source: Storage, target: Storage, names: Iterable[str]) -> int:
+    """Copy the segments that the target lacks and the source has; returns how many."""
+    missing = [name for name in names if not target.exists(name) and source.exists(name)]
+    for name in missing:
+        # One that was deleted meanwhile is needed by nobody any more.
+        with contextlib.suppress(FileNotFoundError), source.local_file(name) as path:
+            target.create_file(name, lambda copy, path=path: shutil.copyfile(path, copy))
+    return len(missing)
+
+
+def _copy_checkpoint(primary: Storage, warm: Storage, data: Storage, manifest: CheckpointManifest) -> bool:
+    folder = f"{FOLDER}/{manifest.name}"
+    # Left by a copy that did not get to its end.
+    delete_checkpoint(warm, manifest.name)
+    copy_segments(data, warm, manifest.segments)
+    for item, record in manifest.objects.items():
+        with primary.local_file(f"{folder}/{item}") as path:
+            if file_digest(path) != record.digest:
+                logger.warning("checkpoint %s is not copied: %s is damaged in %s", manifest.name, item, primary.url)
+                return False
+            warm.create_file(f"{folder}/{item}", lambda target, path=path: shutil.copyfile(path, target))
+    warm.create(f"{folder}/{MANIFEST}", manifest.to_json())
+    return has_all_bytes(warm, manifest)
+
+
+def _drop(warm: Storage, manifests: list[CheckpointManifest]) -> None:
+    """Remove what the primary no longer holds from the warm store, what is newer than all of that excepted."""
+    kept, newest = {manifest.name for manifest in manifests}, checkpoint_order(manifests[-1].name)
+    for folder in warm.folders(FOLDER):
+        name = folder.rpartition("/")[2]
+        if name not in kept and checkpoint_order(name) < newest:
+            delete_checkpoint(warm, name)
+    needed = {name for manifest in whole_manifests(warm) for name in manifest.segments}
+    for name in warm.list(POOL):
+        if name not in needed:
+            warm.delete(name)

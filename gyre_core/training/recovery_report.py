@@ -1,0 +1,59 @@
+"""How long each phase of a recovery took, from the last sign of life before it to the first update after it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+
+PHASES = ("detect", "start", "restore", "replay", "publish", "first_sample", "first_update")
+"""In their order. `detect` lasts from the last sign of life of the process before to the beginning of this one, `start`
+until a checkpoint is looked for, `first_sample` from the open run to the first new samples, engine warm-up included,
+and `first_update` from there to the first step that is committed."""
+
+
+class Recovery:
+    """The phases of one recovery, in seconds; empty for a run that began from nothing."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._since: float | None = None
+        self.steps = 0
+        """Steps that were trained on again to come back to the state in the checkpoint."""
+
+    def begin(self, died_at: float, started_at: float) -> None:
+        """A recovery is under way in a process that began at `started_at`; times are seconds since 1970."""
+        self._seconds = {"detect": max(0.0, started_at - died_at), "start": max(0.0, time.time() - started_at)}
+
+    @contextmanager
+    def timed(self, phase: str) -> Generator[None]:
+        """Count the time of a block as a phase; a phase within another one is not counted twice."""
+        before, started = sum(self._seconds.values()), time.monotonic()
+        yield
+        inner = sum(self._seconds.values()) - before
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + time.monotonic() - started - inner
+
+    def opened(self) -> None:
+        """The run is open, and what comes first is waited for."""
+        self._since = time.monotonic()
+
+    def reached(self, phase: str) -> None:
+        """The phase ends that began when the one before it ended; only the first time counts."""
+        if self._since is not None and phase not in self._seconds:
+            self._seconds[phase], self._since = time.monotonic() - self._since, time.monotonic()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether this process goes on from a checkpoint."""
+        return self._since is not None
+
+    def metrics(self) -> dict[str, float]:
+        """The phases and their sum under `recovery/`, once the first update is done; then no more."""
+        if self._since is None or "first_update" not in self._seconds:
+            return {}
+        self._since = None
+        return {
+            **{f"recovery/{phase}": self._seconds.get(phase, 0.0) for phase in PHASES},
+            "recovery/total": sum(self._seconds.values()),
+            "recovery/replayed_steps": float(self.steps),
+        }
