@@ -43,9 +43,9 @@ class Recovery:
             self._seconds[phase], self._since = time.monotonic() - self._since, time.monotonic()
 
     @property
-    def under_way(self) -> bool:
-        """Whether this process goes on from a checkpoint."""
-        return self._since is not None
+    def seconds(self) -> dict[str, float]:
+        """The phases so far."""
+        return dict(self._seconds)
 
     def metrics(self) -> dict[str, float]:
         """The phases and their sum under `recovery/`, once the first update is done; then no more."""
