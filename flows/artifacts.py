@@ -9,6 +9,7 @@ from uuid import UUID
 
 from prefect.artifacts import (
     acreate_image_artifact,
+    acreate_markdown_artifact,
     acreate_progress_artifact,
     acreate_table_artifact,
     aupdate_progress_artifact,
@@ -16,6 +17,7 @@ from prefect.artifacts import (
 
 from gyre_core.monitor.metrics import read_metrics
 from gyre_core.monitor.report import curves_png, metrics_table
+from gyre_core.training.recovery_report import recovery_lines
 from gyre_core.training.remote import workers_table
 from gyre_core.training.run import TrainingRun
 
@@ -51,6 +53,12 @@ class RunArtifacts:
                 workers_table(view),
                 key=f"workers-{self._key}",
                 description=f"Rollout workers of {run.key}; {view['wanted']} wanted. Latest decisions:\n\n{decisions}",
+            )
+        if recoveries := recovery_lines(rows):
+            await acreate_markdown_artifact(
+                "\n".join(f"- {line}" for line in recoveries),
+                key=f"recoveries-{self._key}",
+                description=f"Recoveries of {run.key}, in seconds",
             )
         picture = base64.b64encode(await asyncio.to_thread(curves_png, rows)).decode()
         await acreate_image_artifact(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
+from gyre_core.monitor.metrics import StepMetrics
+
+PREFIX = "recovery/"
 PHASES = ("detect", "start", "restore", "replay", "publish", "first_sample", "first_update")
 """In their order. `detect` lasts from the last sign of life of the process before to the beginning of this one, `start`
 until a checkpoint is looked for, `first_sample` from the open run to the first new samples, engine warm-up included,
@@ -35,7 +38,8 @@ class Recovery:
 
     def opened(self) -> None:
         """The run is open, and what comes first is waited for."""
-        self._since = time.monotonic()
+        if "detect" in self._seconds:
+            self._since = time.monotonic()
 
     def reached(self, phase: str) -> None:
         """The phase ends that began when the one before it ended; only the first time counts."""
@@ -53,7 +57,21 @@ class Recovery:
             return {}
         self._since = None
         return {
-            **{f"recovery/{phase}": self._seconds.get(phase, 0.0) for phase in PHASES},
-            "recovery/total": sum(self._seconds.values()),
-            "recovery/replayed_steps": float(self.steps),
+            **{f"{PREFIX}{phase}": self._seconds.get(phase, 0.0) for phase in PHASES},
+            f"{PREFIX}total": sum(self._seconds.values()),
+            f"{PREFIX}replayed_steps": float(self.steps),
         }
+
+
+def recovery_lines(rows: Sequence[StepMetrics]) -> list[str]:
+    """A line for each recovery in a run's metrics, oldest first: where it went on, and how long each phase took."""
+    lines: list[str] = []
+    for row in rows:
+        total = row.metrics.get(f"{PREFIX}total")
+        if total is not None:
+            seconds = {phase: row.metrics.get(f"{PREFIX}{phase}") or 0.0 for phase in PHASES}
+            parts = ", ".join(f"{phase.replace('_', ' ')} {value:.1f}" for phase, value in seconds.items())
+            repeated = int(row.metrics.get(f"{PREFIX}replayed_steps") or 0)
+            steps = f"; {repeated} steps repeated" if repeated else ""
+            lines.append(f"before step {row.step}, {total:.1f} s: {parts}{steps}")
+    return lines

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from gyre_core.monitor.metrics import StepMetrics, read_metrics
 from gyre_core.rollout.shared import CONFIG
+from gyre_core.training.recovery_report import recovery_lines
 from gyre_core.training.remote import read_view, workers_table
 from gyre_core.training.run_folder import RunFolder, run_storage
 
@@ -50,7 +51,8 @@ def _row(folder: RunFolder) -> tuple[str, ...]:
 
 
 def _describe(folder: RunFolder) -> str:
-    last, status = _last_step(folder), run_status(folder)
+    rows, status = read_metrics(folder.path), run_status(folder)
+    last = rows[-1] if rows else None
     summary = folder.summary()
     lines = [
         f"run     {folder.key}",
@@ -68,6 +70,7 @@ def _describe(folder: RunFolder) -> str:
             lines.append(f"held-out reward {when}: {result['reward']:.4f}{margin}")
     alarms = cast(list[dict[str, Any]], summary.get("alarms") or [])
     lines += [f"alarm   {alarm['name']} since step {alarm['step']}: {alarm['sentence']}" for alarm in alarms]
+    lines += [f"recovered {line}" for line in recovery_lines(rows)[-3:]]
     if error := summary.get("error"):
         lines.append(f"error   {error}")
     # What an owner saw last says nothing of the workers once it has ended.
