@@ -29,8 +29,8 @@ VARIANTS = {
 }
 
 
-def variant(name, output):
-    return tiny_config(output, checkpoint=EVERY_STEP, **VARIANTS[name])
+def variant(name, output, **checkpoint):
+    return tiny_config(output, checkpoint=EVERY_STEP | checkpoint, **VARIANTS[name])
 
 
 @pytest.fixture(scope="module")
@@ -58,17 +58,36 @@ async def test_a_step_in_which_every_storage_operation_fails_leaves_no_trace(tmp
         await run.close()
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "lagging"])
-async def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path, undisturbed, name):
-    first = await open_run(variant(name, tmp_path))
+INCREMENTS = {
+    "full": {},
+    "replay": {"incremental": True, "exact": "replay", "replay_budget": 1e9},
+    "always": {"incremental": True, "exact": "always"},
+}
+
+
+async def resumed_outcome(config, steps=2):
+    """The outcome of a run that ends after some steps, as a killed one does, and goes on from its checkpoint."""
+    first = await open_run(config)
     try:
-        await take_steps(first, last=2)
+        await take_steps(first, last=steps)
     finally:
         await first.close()
-    resumed = await open_run(variant(name, tmp_path), origin=RESUME)
+    resumed = await open_run(config, origin=RESUME)
     try:
-        assert resumed.step == 2
+        assert resumed.step == steps
         await take_steps(resumed)
-        outcome(resumed).assert_equals(await undisturbed(name))
+        return outcome(resumed)
     finally:
         await resumed.close()
+
+
+@pytest.mark.parametrize("increments", INCREMENTS)
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "lagging"])
+async def test_a_resumed_run_ends_like_an_uninterrupted_one(tmp_path, undisturbed, name, increments):
+    (await resumed_outcome(variant(name, tmp_path, **INCREMENTS[increments]))).assert_equals(await undisturbed(name))
+
+
+@pytest.mark.parametrize("increments", ["replay", "always"])
+async def test_with_overlap_an_increment_leads_where_a_full_checkpoint_does(tmp_path, increments):
+    full = await resumed_outcome(variant("lagging", tmp_path / "full"))
+    (await resumed_outcome(variant("lagging", tmp_path, **INCREMENTS[increments]))).assert_equals(full)
