@@ -255,9 +255,19 @@ def _reward_launcher(config: GyreConfig) -> Iterator[Conflict]:
         )
 
 
+def data_urls(config: GyreConfig) -> dict[str, str]:
+    """Where data of the run is to lie, by the setting that says so."""
+    settings = {
+        "storage.url": config.storage.url,
+        "checkpoint.url": config.checkpoint.url,
+        "checkpoint.warm_url": config.checkpoint.warm_url,
+    }
+    return {key: url for key, url in settings.items() if url is not None}
+
+
 def _storage(config: GyreConfig) -> Iterator[Conflict]:
-    storage = config.storage
-    for key, url in (("storage.url", storage.url), ("storage.endpoint", storage.endpoint)):
+    storage, urls = config.storage, data_urls(config)
+    for key, url in (*urls.items(), ("storage.endpoint", storage.endpoint)):
         if url is not None and USER_INFORMATION.search(url):
             yield Conflict(
                 key,
@@ -266,12 +276,13 @@ def _storage(config: GyreConfig) -> Iterator[Conflict]:
             )
     if storage.endpoint is not None and not storage.endpoint.startswith(("http://", "https://")):
         yield Conflict("storage.endpoint", "this is no URL of a service; write it as in https://s3.example.org.")
-    protocol, separator, place = (storage.url or "").partition("://")
-    if protocol == "s3" and (not place.partition("/")[0] or "?" in place):
-        yield Conflict(
-            "storage.url", "write it as in s3://BUCKET/FOLDER, and what else is needed in storage.endpoint and block."
-        )
-    if not separator or protocol != "s3":
+    for key, url in urls.items():
+        protocol, _, place = url.partition("://")
+        if protocol == "s3" and (not place.partition("/")[0] or "?" in place):
+            yield Conflict(
+                key, "write it as in s3://BUCKET/FOLDER, and what else is needed in storage.endpoint and block."
+            )
+    if not any(url.startswith("s3://") for url in urls.values()):
         for key, value in (("storage.endpoint", storage.endpoint), ("storage.block", storage.block)):
             if value is not None:
                 yield Conflict(
@@ -282,6 +293,25 @@ def _storage(config: GyreConfig) -> Iterator[Conflict]:
             "experiment.output",
             "the run folder with configuration, logs and metrics is local; name a local folder, and put the data on "
             "S3 by storage.url.",
+        )
+
+
+def _checkpoints(config: GyreConfig) -> Iterator[Conflict]:
+    checkpoint = config.checkpoint
+    if checkpoint.warm_url is None:
+        return
+    if not checkpoint.dual_write:
+        yield Conflict(
+            "checkpoint.warm_url",
+            "no second store is written; set checkpoint.dual_write to true, or leave it out.",
+            ("checkpoint.dual_write",),
+        )
+    first = checkpoint.url or config.storage.url or config.experiment.output
+    if checkpoint.warm_url.rstrip("/") == first.rstrip("/"):
+        yield Conflict(
+            "checkpoint.warm_url",
+            f"a second copy at {first} would be the first one; name another place, on another volume.",
+            ("checkpoint.url", "storage.url", "experiment.output"),
         )
 
 
@@ -307,5 +337,6 @@ _CHECKS: tuple[Callable[[GyreConfig], Iterator[Conflict]], ...] = (
     _rewards,
     _reward_launcher,
     _storage,
+    _checkpoints,
     _shared_storage,
 )

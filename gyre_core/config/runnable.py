@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gyre_core.config.checks import data_urls
 from gyre_core.config.errors import ConfigError, Problem
 from gyre_core.config.schema import GyreConfig
 
@@ -23,6 +24,6 @@ def _unbuilt_settings(config: GyreConfig) -> Iterator[tuple[str, str, str]]:
         yield "rollout.engine", "vllm", "set it to transformers"
     if config.rollout.launcher == "ray":
         yield "rollout.launcher", "ray", "set it to pool, which generates on Prefect work pools, or to inline"
-    url = config.storage.url
-    if url is not None and "://" in url and not url.startswith(("file://", "s3://")):
-        yield "storage.url", url, "give a local folder or s3://BUCKET/FOLDER, or leave it out to have the run folder"
+    for key, url in data_urls(config).items():
+        if "://" in url and not url.startswith(("file://", "s3://")):
+            yield key, url, "give a local folder or s3://BUCKET/FOLDER, or leave it out to have the default"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from gyre_core.config import GyreConfig, dump_config, load_config
+from gyre_core.config.checks import data_urls
 from gyre_core.monitor.metrics import METRICS_FILE
 from gyre_core.rollout.shared import CONFIG
 from gyre_core.storage import Storage, exercise_storage, open_storage
@@ -181,18 +182,24 @@ def _open(config: GyreConfig, url: str, *, trial: bool = False) -> Storage:
 
 
 def check_storage(config: GyreConfig) -> None:
-    """Raise ValueError, in one sentence, for a `storage.url` on S3 that cannot hold a run; leaves nothing there.
+    """Raise ValueError, in one sentence, for a place on S3 that cannot hold data of a run; leaves nothing there.
 
     A place whose `storage.block` was not loaded yet is left for later.
     """
     block = config.storage.block
-    if not (config.storage.url or "").startswith("s3://") or (block is not None and not block_is_loaded(block)):
+    if block is not None and not block_is_loaded(block):
         return
-    storage, name = data_storage(config, trial=True), f"trial-{secrets.token_hex(8)}"
+    for key, url in data_urls(config).items():
+        if url.startswith("s3://"):
+            _try_out(key, _open(config, url, trial=True))
+
+
+def _try_out(key: str, storage: Storage) -> None:
+    name = f"trial-{secrets.token_hex(8)}"
     try:
         exercise_storage(storage.child(name))
     except OSError as error:
-        raise ValueError(f"storage.url: {error}") from error
+        raise ValueError(f"{key}: {error}") from error
     except RuntimeError as error:
         storage.delete_folder(name)
-        raise ValueError(f"storage.url: {error}") from error
+        raise ValueError(f"{key}: {error}") from error

@@ -19,8 +19,11 @@ from flows.train import train
 from gyre_core.checkpoint.retention import Retention
 from gyre_core.checkpoint.store import CheckpointStore
 from gyre_core.training.build import open_run
+from gyre_core.training.checkpoints import open_checkpoints
 from gyre_core.training.export import export_run
 from gyre_core.training.preflight import preflight
+from gyre_core.training.resume import RESUME
+from gyre_core.training.run_folder import checkpoint_storage, warm_storage
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -66,6 +69,33 @@ async def test_a_run_on_s3_equals_one_on_a_disk_and_so_does_one_that_resumes(
     (resumed,) = runs
     assert (resumed.epoch, resumed.step) == (2, 3)
     outcome(resumed).assert_equals(reference)
+
+
+@pytest.mark.parametrize("lost", ["primary", "warm"])
+async def test_increments_on_s3_with_a_warm_store_on_disk_outlive_the_loss_of_either(
+    tmp_path, seaweedfs, block, reference, lost
+):
+    await load_access(block)
+    checkpoint = {**EVERY_STEP, "incremental": True, "exact": "replay", "replay_budget": 1e9, "dual_write": True}
+    config = tiny_config(
+        tmp_path / "runs",
+        storage={"block": block},
+        checkpoint={**checkpoint, "url": seaweedfs.url, "warm_url": str(tmp_path / "warm")},
+    )
+    first = await open_run(config)
+    await take_steps(first, last=2)
+    await first.close()
+    store = open_checkpoints(config, first.folder)
+    assert [store.manifest(name).base for name in store.names()] == [None, "00000001-0001"]
+    stores = {"primary": checkpoint_storage(config, first.folder), "warm": warm_storage(config, first.folder)}
+    stores[lost].delete_folder("checkpoints")
+    resumed = await open_run(config, origin=RESUME)
+    assert resumed.step == 2
+    await take_steps(resumed)
+    outcome(resumed).assert_equals(reference)
+    await resumed.close()
+    for storage in stores.values():
+        assert "checkpoints/00000003-0002" in storage.folders("checkpoints")
 
 
 async def test_preflight_evaluation_and_export_read_what_a_run_left_on_s3(tmp_path, monkeypatch, moto):

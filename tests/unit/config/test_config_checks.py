@@ -57,6 +57,9 @@ IMPOSSIBLE = [
     (f"{S3} endpoint: 'h:9000'}}", "storage.endpoint", ["no URL of a service", "https://"]),
     ("storage: {url: 's3:///x'}", "storage.url", ["s3://BUCKET/FOLDER"]),
     ("storage: {url: 's3://bucket/x?block=b'}", "storage.url", ["s3://BUCKET/FOLDER", "storage.endpoint and block"]),
+    ("checkpoint: {warm_url: w}", "checkpoint.warm_url", ["no second store", "dual_write to true"]),
+    ("checkpoint: {warm_url: w/, url: w, dual_write: true}", "checkpoint.warm_url", ["would be the first one"]),
+    ("checkpoint: {url: 's3:///x'}", "checkpoint.url", ["s3://BUCKET/FOLDER"]),
     ("storage: {endpoint: 'http://h'}", "storage.endpoint", ["storage.url names none", "leave it out"]),
     ("storage: {url: data, block: b}", "storage.block", ["storage.url names none", "leave it out"]),
     ("experiment: {output: 's3://bucket/runs'}", "experiment.output", ["is local", "storage.url"]),
@@ -141,6 +144,7 @@ UNBUILT = [
     ({"rollout": {"engine": "vllm"}}, "rollout.engine", "vllm", "set it to transformers"),
     ({"rollout": {"launcher": "ray"}}, "rollout.launcher", "ray", "set it to pool"),
     ({"storage": {"url": "memory://b/x"}}, "storage.url", "memory://b/x", "local folder"),
+    ({"checkpoint": {"url": "gs://b/x"}}, "checkpoint.url", "gs://b/x", "local folder"),
 ]
 
 
