@@ -50,7 +50,8 @@ class CheckpointStore:
 
     def __init__(self, storage: Storage, keep: int) -> None:
         self._storage = storage
-        self._keep = keep
+        self.keep = keep
+        """How many complete checkpoints stay; may be changed."""
 
     def save(self, checkpoint: Checkpoint, created_at: float) -> int:
         """Commit a checkpoint, then drop all but the newest `keep`; returns its bytes.
@@ -69,7 +70,7 @@ class CheckpointStore:
             # What was written so far would only keep the disk full.
             self._storage.delete_folder(folder)
             raise
-        self._retain()
+        self.retain()
         return sum(record.size for record in objects.values())
 
     def newest(self) -> Checkpoint | None:
@@ -158,10 +159,12 @@ class CheckpointStore:
         """Folders of all checkpoints, oldest first: whoever takes over may go back, so the epoch decides."""
         return sorted(self._storage.folders("checkpoints"), key=lambda folder: _step_and_epoch(folder)[::-1])
 
-    def _retain(self) -> None:
+    def retain(self) -> None:
         """Delete what is older than the newest `keep` that are whole by size, unfinished ones too."""
-        oldest_kept = [folder for folder in self._committed() if self._has_all_bytes(folder)][-self._keep :][0]
-        folders = self._begun()
+        whole = [folder for folder in self._committed() if self._has_all_bytes(folder)]
+        if not whole:
+            return
+        oldest_kept, folders = whole[-self.keep :][0], self._begun()
         for folder in folders[: folders.index(oldest_kept)]:
             self._storage.delete(f"{folder}/{_MANIFEST}")
             self._storage.delete_folder(folder)
