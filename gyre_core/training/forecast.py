@@ -118,7 +118,7 @@ def memory_forecast(
 def bytes_text(size: float) -> str:
     """A number of bytes for people: three digits and a binary unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1000:
+        if round(size) < 1000:
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:.3g} TiB"

@@ -31,10 +31,11 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 """Pause between two looks at the free bytes while a run is paused."""
+_SPARED = "older checkpoints, spare policy versions and the oldest samples go"
 _MEASURES = {
-    Level.EXPIRE: "older checkpoints, spare policy versions and the oldest samples go",
-    Level.SLOW: "besides, no step begins before the one in training has ended",
-    Level.PAUSE: "besides, no step begins until there is space",
+    Level.EXPIRE: _SPARED,
+    Level.SLOW: f"{_SPARED}, and no step begins before the one in training has ended",
+    Level.PAUSE: f"{_SPARED}, and no step begins until there is space",
 }
 
 
@@ -80,8 +81,9 @@ class SpaceGuard:
         self._version_bytes = sum(parameter.nbytes for parameter in run.policy.model.parameters())
         self._checkpoint_bytes = sum(tensor.nbytes for tensor in run.learner.state()[0].values())
         self._segment_bytes = 0
-        self._unsaved_bytes = 0
-        self._released_bytes = 0
+        self._written_bytes = 0  # Of segments since the last checkpoint.
+        self._held_bytes = 0  # Of segments that the pool refers to.
+        self._held_at_checkpoint: int | None = None
 
     async def admit(self, step: int) -> None:
         """Hold a try of a step back while space is short.
@@ -118,13 +120,18 @@ class SpaceGuard:
     def wants_checkpoint(self) -> bool:
         """Whether to write a checkpoint now, as the run is about to pause or what it lets go of is worth it."""
         fits = all(sight.free > self._checkpoint_bytes for sight in self._sights if sight.place.checkpoints)
-        pays = self._unsaved_bytes + self._released_bytes >= self._checkpoint_bytes
+        pays = self._freed_by_checkpoint >= self._checkpoint_bytes
         return fits and (self._level == Level.PAUSE or (self._level >= Level.EXPIRE and pays))
 
     def note_checkpoint(self, size: int) -> None:
         """Take note of a checkpoint of `size` bytes that was written."""
         self._checkpoint_bytes = max(size, self._checkpoint_bytes)
-        self._unsaved_bytes = self._released_bytes = 0
+        self._written_bytes, self._held_at_checkpoint = 0, self._held_bytes
+
+    @property
+    def _freed_by_checkpoint(self) -> int:
+        """Bytes of the segments that only the last checkpoint refers to, or nothing does."""
+        return (self._held_at_checkpoint or 0) + self._written_bytes - self._held_bytes
 
     def _measure(self, step: int) -> None:
         """Learn from a committed step what the next one will write."""
@@ -132,7 +139,10 @@ class SpaceGuard:
         if metrics["experience/segments"]:
             requests = -(-config.rollout.batch_size // config.rollout.groups_per_request)
             self._segment_bytes = round(requests * metrics["experience/bytes"] / metrics["experience/segments"])
-        self._unsaved_bytes += self._segment_bytes
+        self._written_bytes += self._segment_bytes
+        self._held_bytes = round(metrics["experience/bytes"])
+        if self._held_at_checkpoint is None:  # What a resumed run began with.
+            self._held_at_checkpoint = max(0, self._held_bytes - self._written_bytes)
 
     def _need(self, place: _Place) -> Need:
         ahead = self._run.config.rollout.max_lag * self._segment_bytes
@@ -189,19 +199,18 @@ class SpaceGuard:
         except OutOfSpaceError as error:  # Each deletion is noted down first.
             logger.warning("not all that could go was deleted: %s", error)
         run.chain.retain(self.versions_kept)
-        self._shrink_pool(pool.bytes_missing(Level.EXPIRE, self._min_free) - self._released_bytes)
+        self._shrink_pool(pool.bytes_missing(Level.EXPIRE, self._min_free) - self._freed_by_checkpoint)
 
     def _shrink_pool(self, missing: int) -> None:
         """Have the oldest live groups leave the pool; the next checkpoint lets their segments go."""
         run, rollout = self._run, self._run.config.rollout
-        metrics = run.pool.metrics(run.now(run.step))
-        samples, size = int(metrics["experience/samples"]), int(metrics["experience/bytes"])
+        samples = int(run.pool.metrics(run.now(run.step))["experience/samples"])
         # On-policy steps draw nothing that was there before them.
         least = rollout.batch_size * rollout.samples_per_prompt if rollout.max_lag else 0
-        keep = samples_to_keep(samples, size, missing, least)
+        keep = samples_to_keep(samples, self._held_bytes, missing, least)
         if keep < samples:
             groups = run.pool.shrink(keep)
-            self._released_bytes += round(size * (samples - keep) / samples)
+            self._held_bytes = round(run.pool.metrics(run.now(run.step))["experience/bytes"])
             logger.info("%d groups left the experience pool to make room", groups)
 
     async def _pause(self, step: int) -> None:
