@@ -23,7 +23,7 @@ from gyre_core.config.runnable import refuse_unbuilt
 from gyre_core.config.suggestions import suggest_key
 from gyre_core.config.template import TEMPLATE
 from gyre_core.rewards.values import RewardError
-from gyre_core.storage import StorageError
+from gyre_core.storage import OutOfSpaceError, StorageError
 
 
 def _version() -> str:
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(_explain_usage(error))
     except (ValueError, FileNotFoundError, FileExistsError) as error:
         return _complain(str(error))
-    except (RewardError, StorageError) as error:
+    except (RewardError, StorageError, OutOfSpaceError) as error:
         print(error, file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:

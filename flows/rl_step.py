@@ -26,6 +26,7 @@ async def rl_step(run: str, step: int) -> str:
     """
     owner = TrainingRun.of(run)
     with owner.recording_fatal_errors(), _telling_failure(step):
+        await owner.guard.admit(step)
         await rollout(run, step)
         await owner.turns.wait(step)
         await reward(run, step)

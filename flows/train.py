@@ -29,8 +29,9 @@ from flows.termination import cancelled_by_sigterm, to_the_end
 from flows.workers import rollout_workers
 from gyre_core.config.runnable import refuse_unbuilt
 from gyre_core.monitor.progress import ProgressDisplay
+from gyre_core.storage import OutOfSpaceError
 from gyre_core.training.build import open_run
-from gyre_core.training.ending import export_policy, write_run_summary
+from gyre_core.training.ending import Status, export_policy, write_run_summary
 from gyre_core.training.resume import Origin
 from gyre_core.training.run import RunFailedError, RunStoppedError, TrainingRun
 
@@ -94,8 +95,8 @@ class _Training:
     async def train(self) -> str | State[None]:
         """Take the steps, as far as they go, and leave the run complete or resumable."""
         run = self._run
-        write_run_summary(run, "running")
         try:
+            self._summarise("running")
             with self._progress, self._finishing_on_interrupt():
                 async with rollout_workers(run):
                     await self._evaluate(run.step)
@@ -133,7 +134,9 @@ class _Training:
             await _opening(lambda: self._step(run.key, step))
         except Exception as error:
             await run.abandon(step)
-            if run.fatal is not None or run.config.experiment.on_step_failure == "stop":
+            stop = run.config.experiment.on_step_failure == "stop"
+            # A full disk fails the next step too.
+            if stop or run.fatal is not None or isinstance(error, OutOfSpaceError):
                 raise
             logger.error("step %d failed for good and is skipped: %s", step, error)
             run.skip(step)
@@ -154,7 +157,7 @@ class _Training:
         if config.evaluation.every and step % config.evaluation.every == 0 and step < self._total:
             await self._evaluate(step)
         if step % config.monitor.artifact_every == 0:
-            write_run_summary(run, "running")
+            self._summarise("running")
             await self._show()
 
     async def _evaluate(self, step: int) -> None:
@@ -174,22 +177,31 @@ class _Training:
         except Exception:
             logger.exception("the artifacts in Prefect could not be renewed; training goes on")
 
+    def _summarise(self, status: Status, error: BaseException | None = None) -> None:
+        """Write `summary.json`; without space for it the old one stays, as nothing depends on it."""
+        try:
+            write_run_summary(self._run, status, error)
+        except OutOfSpaceError as full:
+            logger.warning("summary.json does not say that the run is %s: %s", status, full)
+
     def _end_early(self) -> State[None]:
         if self._stopped_by is not None:
             error = RunStoppedError(f"{self._stopped_by}; go on with --resume")
-            write_run_summary(self._run, "stopped", error)
+            self._summarise("stopped", error)
             raise error
-        write_run_summary(self._run, "interrupted")
+        self._summarise("interrupted")
         return Cancelled(message=f"interrupted after step {self._run.step}; go on with --resume")
 
     async def _keep_what_is_done(self, error: BaseException) -> None:
         """Go back to the state after the last committed step, and save it."""
         run = self._run
-        write_run_summary(run, "failed" if isinstance(error, Exception) else "interrupted", error)
+        self._summarise("failed" if isinstance(error, Exception) else "interrupted", error)
         try:
             for step in list(run.open_steps):
                 await run.abandon(step)
             await run.save(quick=True)
+        except OutOfSpaceError as full:
+            logger.warning("the state after step %d is not saved, and an earlier checkpoint stands: %s", run.step, full)
         except Exception:
             # What ended the run matters more than that its last steps could not be kept; both are told.
             logger.exception("the state after step %d could not be saved; an earlier checkpoint stands", run.step)

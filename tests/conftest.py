@@ -1,11 +1,28 @@
 """One thread for all tests, as toy models gain nothing by more, and on a busy machine two threads wait for each other;
-and the S3 services that several folders of tests use, started when a test first asks for one."""
+and what several folders of tests use: small volumes, and S3 services, started when a test first asks for one."""
 
 import os
+import subprocess
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # Before torch is imported, and for the processes that tests start.
 
 import pytest
+
+
+@pytest.fixture
+def small_volume(tmp_path):
+    """Mounts a volume of so many KiB and returns its folder; skips where nothing may be mounted."""
+    folder = tmp_path / "small-volume"
+    folder.mkdir()
+
+    def mount(size):
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(folder)]
+        if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("mounting a small volume needs privileges")
+        return folder
+
+    yield mount
+    subprocess.run(["umount", str(folder)], capture_output=True)
 
 
 @pytest.fixture(scope="session")

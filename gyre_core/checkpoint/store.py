@@ -15,7 +15,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,8 @@ class CheckpointStore:
         self._storage = storage
         self._retention = retention
         self._stores = (storage,) if warm is None else (warm, storage)
+        self.sparing = False
+        """Whether only the newest checkpoint stays beside those that are kept for themselves, as space is short."""
 
     def save(self, checkpoint: Checkpoint, created_at: float) -> CheckpointManifest:
         """Commit a checkpoint, then drop those that need not stay; returns its manifest.
@@ -121,7 +123,7 @@ class CheckpointStore:
             # What was written so far would only keep the disk full.
             self._storage.delete_folder(folder)
             raise
-        self._retain()
+        self.retain()
         return manifest
 
     def newest(self) -> Checkpoint | None:
@@ -187,7 +189,7 @@ class CheckpointStore:
         Those that are kept for their score or their step alone are left out. None when there is no checkpoint.
         """
         manifests = self._whole()
-        recent = self._retention.recent(manifests)
+        recent = self._current_retention.recent(manifests)
         return min((manifest.step for manifest in manifests if manifest.name in recent), default=None)
 
     def copy_to(self, name: str, target: Storage) -> None:
@@ -282,13 +284,17 @@ class CheckpointStore:
         names = {manifest.name for manifest in found}
         return [manifest for manifest in found if manifest.base is None or manifest.base in names]
 
-    def _retain(self) -> None:
+    def retain(self) -> None:
         """Delete what need not stay and is older than all of the newest, unfinished ones too."""
-        manifests = self._whole()
-        kept, oldest = self._retention.kept(manifests), self._retention.oldest(manifests)
+        manifests, retention = self._whole(), self._current_retention
+        kept, oldest = retention.kept(manifests), retention.oldest(manifests)
         for name in _begun(self._storage):
             if name not in kept and checkpoint_order(name) < oldest:
                 delete_checkpoint(self._storage, name)
+
+    @property
+    def _current_retention(self) -> Retention:
+        return replace(self._retention, keep=1) if self.sparing else self._retention
 
 
 def whole_manifests(store: Storage) -> list[CheckpointManifest]:

@@ -110,7 +110,7 @@ class Pool:
         size = self._storage.size(segment_name(self._storage, request_id))
         self._ledger.record(request_id, step)
         dead = self._append(request_id, size, cleaned, groups, now, skip_dead_groups)
-        self._evict()
+        self._evict(self._config.buffer_size)
         self._note_retirements(step)
         admission = Admission(request_id, step, "admitted", cleaned.groups, generated, cleaned.dropped, dead)
         self._admissions[request_id] = admission
@@ -230,6 +230,17 @@ class Pool:
         self._index["state"][rows] = GroupState.EXPIRED
         self._note_retirements(max(self._consumed, 0))
         return len(rows)
+
+    def shrink(self, samples: int) -> int:
+        """Drop the oldest live groups until at most `samples` samples stay; returns how many groups went.
+
+        Called between steps; the next snapshot does without their segments.
+        """
+        before = len(self._index.live())
+        self._evict(samples)
+        self._note_retirements(max(self._consumed, 0))
+        self._forget(self._consumed + 1, worth=0.0)
+        return before - len(self._index.live())
 
     def close(self, before_step: int) -> None:
         """Give up what is still missing of steps before `before_step`: a segment that comes later is ignored."""
@@ -364,12 +375,12 @@ class Pool:
         self._segments[number] = SegmentState(request_id, size, advantages, groups)
         return sum(dead)
 
-    def _evict(self) -> None:
+    def _evict(self, most: int) -> None:
+        """Have the oldest groups leave until at most `most` samples stay."""
         rows = self._index.live()
         admitted_at, samples = self._index["admitted_at"][rows], self._index["samples"][rows]
-        if samples.sum() > self._config.buffer_size:
-            leaving = rows[window.evicted(admitted_at, samples, self._config.buffer_size)]
-            self._index["state"][leaving] = GroupState.EVICTED
+        if samples.sum() > most:
+            self._index["state"][rows[window.evicted(admitted_at, samples, most)]] = GroupState.EVICTED
 
     def _note_retirements(self, step: int) -> None:
         """Remember at which step a segment was left without a live group."""
@@ -378,15 +389,15 @@ class Pool:
             if segment.retired_in is None and number not in in_use:
                 segment.retired_in = step
 
-    def _forget(self, step: int) -> None:
-        """Drop the segments that no step from `step` on can ask for, once they are a quarter of the index."""
+    def _forget(self, step: int, worth: float = 0.25) -> None:
+        """Drop the segments that no step from `step` on can ask for, once they are a share `worth` of the index."""
         leaving = [
             number
             for number, segment in self._segments.items()
             if segment.retired_in is not None and segment.retired_in < step
         ]
         kept = ~np.isin(self._index["segment"], leaving)
-        if leaving and 4 * np.count_nonzero(kept) <= 3 * len(self._index):
+        if leaving and np.count_nonzero(kept) <= (1.0 - worth) * len(self._index):
             self._index.keep(kept)
             for number in leaving:
                 self._retired[self._segments.pop(number).request_id] = None

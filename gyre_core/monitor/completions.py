@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gyre_core.storage import telling_out_of_space
 from gyre_core.types import Rollout, RolloutGroup
 
 
@@ -16,16 +17,21 @@ def write_completions(
     """Write `count` sample completions of a step, the best and the worst among them; replaces an earlier file.
 
     `advantages` are by (group id, sample index); a completion without one was dropped, and shows null. `count` 0
-    writes nothing.
+    writes nothing. Raises OutOfSpaceError, and leaves nothing.
     """
     lines = [_to_line(group, rollout, advantages) for group, rollout in select_rollouts(groups, count)]
     if lines:
         target = folder / "completions" / f"step-{step:08d}.jsonl"
-        target.parent.mkdir(exist_ok=True)
+        data = "".join(lines).encode()
         # Whole or not at all for its readers, but not synced: nothing depends on it after a crash.
         unfinished = target.with_name(f".{target.name}")
-        unfinished.write_text("".join(lines))
-        unfinished.replace(target)
+        try:
+            with telling_out_of_space(target, len(data)):
+                target.parent.mkdir(exist_ok=True)
+                unfinished.write_bytes(data)
+                unfinished.replace(target)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
 
 def select_rollouts(groups: Sequence[RolloutGroup], count: int) -> list[tuple[RolloutGroup, Rollout]]:

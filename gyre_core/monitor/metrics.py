@@ -7,17 +7,21 @@ readers pass over and the next writer removes; against a machine that fails, lin
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gyre_core.monitor.names import find_metric
-from gyre_core.storage import open_storage
+from gyre_core.storage import open_storage, telling_out_of_space
+
+logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -54,7 +58,7 @@ class MetricsWriter:
 
         What is written for a step again joins its line: a retried step replaces its own values, an evaluation that
         ends later adds its. A value that is not finite becomes null and is counted in `health/non_finite`. Raises
-        ValueError for a name that is not registered.
+        ValueError for a name that is not registered, and OutOfSpaceError with nothing written.
         """
         for name in metrics:
             find_metric(name)
@@ -81,11 +85,11 @@ class MetricsWriter:
 
     def sync(self) -> None:
         """Make every line durable, so that it outlives the machine and not only this process; TensorBoard's events
-        outlive the process."""
+        outlive the process. Raises OutOfSpaceError."""
         if self._tensorboard is not None:
             self._tensorboard.flush()
         if self._path.exists():
-            with self._path.open("ab") as file:
+            with telling_out_of_space(self._path), self._path.open("ab") as file:
                 os.fsync(file.fileno())
 
     def close(self) -> None:
@@ -142,8 +146,15 @@ def _from_line(line: bytes, path: Path, number: int) -> StepMetrics:
 
 
 def _append(path: Path, data: bytes) -> None:
-    with path.open("ab") as file:
-        file.write(data)
+    """Add a line, whole or not at all; raises OutOfSpaceError."""
+    with telling_out_of_space(path, len(data)), path.open("ab", buffering=0) as file:
+        end, written = file.seek(0, os.SEEK_END), 0
+        try:
+            while written < len(data):
+                written += file.write(data[written:])
+        except OSError:
+            os.truncate(path, end)  # A line that was cut would spoil the next one.
+            raise
 
 
 def _remove_torn_line(path: Path) -> None:
@@ -153,7 +164,11 @@ def _remove_torn_line(path: Path) -> None:
 
 
 class _TensorBoard:
-    """Scalars in TensorBoard's event files."""
+    """Scalars in TensorBoard's event files.
+
+    They are a view of what metrics.jsonl holds, so a write that fails is told and leaves the run alone; the next one
+    begins another file.
+    """
 
     def __init__(self, folder: Path) -> None:
         # Loads torch, which readers of metrics do without.
@@ -162,22 +177,39 @@ class _TensorBoard:
 
         self._summary = Summary
         self._open: Callable[..., SummaryWriter] = partial(SummaryWriter, str(folder), flush_secs=FLUSH_SECONDS)
-        self._writer = self._open()
+        self._writer: SummaryWriter | None = None
+        self._purged_from: int | None = None
 
     def write(self, step: int, metrics: Mapping[str, float], now: float) -> None:
         # One event for all: `add_scalar` makes one for each, which takes ten times as long.
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        assert self._writer.file_writer is not None, "the writer is open"
-        self._writer.file_writer.add_summary(self._summary(value=values), step, walltime=now)
+        with self._telling_failures():
+            if self._writer is None:
+                self._writer, self._purged_from = self._open(purge_step=self._purged_from), None
+            assert self._writer.file_writer is not None, "the writer is open"
+            self._writer.file_writer.add_summary(self._summary(value=values), step, walltime=now)
 
     def flush(self) -> None:
         """Have readers see all that was written."""
-        self._writer.flush()
+        with self._telling_failures():
+            if self._writer is not None:
+                self._writer.flush()
 
     def purge_from(self, step: int) -> None:
-        """Make readers forget earlier events from `step` on."""
-        self._writer.close()
-        self._writer = self._open(purge_step=step)
+        """Make readers forget earlier events from `step` on, once something is written."""
+        self.close()
+        self._purged_from = step
 
     def close(self) -> None:
-        self._writer.close()
+        writer, self._writer = self._writer, None
+        with self._telling_failures():
+            if writer is not None:
+                writer.close()
+
+    @contextlib.contextmanager
+    def _telling_failures(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            logger.warning("TensorBoard's events of the last seconds are lost, metrics.jsonl has all: %s", error)
+            self._writer = None

@@ -141,6 +141,9 @@ _PERFORMANCE = (
         "Requests to a storage on S3 that were made again since the process began: throttled, in conflict, failed or "
         "unanswered.",
     ),
+    Metric("storage/free_bytes", "bytes", "Free bytes of the volume that is shortest of them, at the end of the step."),
+    Metric("storage/guard", "level", "How short it is: 0 go on, 1 expire, 2 slow, 3 pause (`storage.min_free`)."),
+    Metric("checkpoint/failed", "checkpoints", "1 when there was no space for the checkpoint after the step."),
     Metric(
         "time/step",
         "seconds",

@@ -163,7 +163,7 @@ def save_policy(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedToken
     """
     with system_errors(folder):
         model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 def inspect_policy(source: str, tiny: TinyModelConfig | None = None, lora: LoRAConfig | None = None) -> PolicySummary:

@@ -15,7 +15,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gyre_core.storage.base import OutOfSpaceError, Storage, StorageError, WriteFile, system_errors
+from gyre_core.storage.base import (
+    OutOfSpaceError,
+    Storage,
+    StorageError,
+    WriteFile,
+    system_errors,
+    telling_out_of_space,
+)
 from gyre_core.storage.local import LocalStorage
 from gyre_core.storage.memory import MemoryStorage
 from gyre_core.storage.s3_options import S3Options
@@ -32,6 +39,7 @@ __all__ = [
     "exercise_storage",
     "open_storage",
     "system_errors",
+    "telling_out_of_space",
 ]
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 WriteFile = Callable[[Path], object]
 
 
 class OutOfSpaceError(OSError):
-    """A volume is full; names the object, its folder and the bytes that were wanted."""
+    """A volume is full, or a quota used up; says in one sentence where, and what did not fit."""
+
+    def __str__(self) -> str:
+        return self.strerror or super().__str__()
 
 
 class StorageError(OSError):
@@ -94,14 +96,35 @@ class Storage(ABC):
 
 @contextlib.contextmanager
 def system_errors(path: Path) -> Generator[None]:
-    """Raise a system error that safetensors tells of in words alone as the OSError that it is, with its number."""
+    """Raise a system error that safetensors or tokenizers tells of in words alone as an OSError with its number."""
     try:
         yield
-    except SafetensorError as error:
+    except OSError:
+        raise
+    except Exception as error:  # That of tokenizers is no more than an Exception.
         found = re.search(r"\(os error (\d+)\)", str(error))
         if found is None:
             raise
         raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
+
+
+@contextlib.contextmanager
+def telling_out_of_space(target: Path, size: int | None = None, unfinished: Path | None = None) -> Generator[None]:
+    """Raise OutOfSpaceError when the volume is full that the block writes `target` to.
+
+    The error tells its `size`, in bytes, where that is known, else how much of it is in the file `unfinished`.
+    """
+    try:
+        with system_errors(target):
+            yield
+    except OSError as error:
+        if isinstance(error, OutOfSpaceError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        wanted = "" if size is None else f" of {size} bytes"
+        if size is None and unfinished is not None and unfinished.exists():
+            wanted = f" of {unfinished.stat().st_size} bytes or more"
+        message = f"no space left in {target.parent} for {target.name}{wanted}; free some or choose another storage"
+        raise OutOfSpaceError(error.errno, message) from error
 
 
 def check_name(name: str) -> str:

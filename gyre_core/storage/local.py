@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-from gyre_core.storage.base import OutOfSpaceError, Storage, WriteFile, check_name, system_errors
+from gyre_core.storage.base import Storage, WriteFile, check_name, telling_out_of_space
 
 
 class LocalStorage(Storage):
@@ -88,8 +88,7 @@ class LocalStorage(Storage):
     def _publish(self, name: str, write: WriteFile, size: int | None) -> int:
         target = self._path(name)
         with self._unfinished(target, size) as temporary:
-            with system_errors(temporary):
-                write(temporary)
+            write(temporary)
             written = temporary.stat().st_size
             _sync_file(temporary)
             target.hardlink_to(temporary)
@@ -101,15 +100,10 @@ class LocalStorage(Storage):
         """A private name beside `target` that is gone when the block ends, however it ends."""
         temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-            yield temporary
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            wanted = "" if size is None else f" of {size} bytes"
-            message = f"no space left in {target.parent} for {target.name}{wanted}; free some or choose another storage"
-            raise OutOfSpaceError(error.errno, message) from error
+            with telling_out_of_space(target, size, temporary):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+                yield temporary
         finally:
             temporary.unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
-from gyre_core.storage.base import StorageError
+from gyre_core.storage.base import OutOfSpaceError, StorageError
 
 REQUEST_ERRORS = (OSError, BotoCoreError, ResponseParserError, aiohttp.ClientError)
 """Everything that a request through s3fs raises when it fails."""
@@ -49,6 +49,8 @@ _OTHER_REGION = {
     "301",
     "307",
 }
+_FULL = {"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"}
+"""Codes of Ceph and MinIO for a full service or quota, beside the status 507 that others answer with."""
 _NEEDED = {
     "put_object": "s3:PutObject",
     "create_multipart_upload": "s3:PutObject",
@@ -74,6 +76,8 @@ def reason_to_repeat(error: BaseException) -> str | None:
         broken = isinstance(error, _UNREACHABLE) and not isinstance(error, SSLError)
         return "unreachable" if broken else None
     code, _, status = answer
+    if _is_full(code, status):
+        return None
     if code in _THROTTLED or status in (429, 503):
         return "throttled"
     if status == 409:
@@ -84,7 +88,8 @@ def reason_to_repeat(error: BaseException) -> str | None:
 def named_error(error: BaseException, operation: str, url: str, endpoint: str) -> OSError:
     """The error to raise for a request that no other try would mend.
 
-    FileNotFoundError and FileExistsError where the object is not there, or is; else StorageError with a sentence.
+    FileNotFoundError and FileExistsError where the object is not there, or is; OutOfSpaceError where there is no space
+    for it; else StorageError with a sentence.
     """
     answer = _answer(error)
     if answer is None:
@@ -96,6 +101,9 @@ def named_error(error: BaseException, operation: str, url: str, endpoint: str) -
         return ConflictError(f"{url}: another write of this name is under way ({code})")
     if status == 404 and code != "NoSuchBucket":
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
+    if _is_full(code, status):
+        full = f"no space left at {endpoint} for {url} ({status} {code}); free some, or raise the quota"
+        return OutOfSpaceError(errno.ENOSPC, full)
     return StorageError(_sentence(code, message, status, operation, url, endpoint))
 
 
@@ -138,6 +146,10 @@ def _sentence_without_answer(error: BaseException, url: str, endpoint: str) -> s
     if isinstance(error, SSLError):
         return f"{endpoint} shows no certificate that this machine trusts; set AWS_CA_BUNDLE, or correct the endpoint"
     return f"{url}: {describe(error)}"
+
+
+def _is_full(code: str, status: int) -> bool:
+    return code in _FULL or status == 507
 
 
 def _answer(error: BaseException) -> tuple[str, str, int] | None:

@@ -53,6 +53,7 @@ from gyre_core.training.requests import announce_requests, plan_requests
 from gyre_core.training.resume import NEW, Origin, check_fork, check_same_run, make_fingerprint
 from gyre_core.training.run import TrainingRun
 from gyre_core.training.run_folder import RunFolder, check_storage, run_storage
+from gyre_core.training.space_guard import check_space
 from gyre_core.training.verdicts import judge_prompts
 from gyre_core.types import PolicyVersion, RolloutRequest
 from gyre_core.weights.chain import VersionChain
@@ -92,8 +93,8 @@ async def open_run(
     rows, scorer = await _check(config, run_id, origin, runner)
     try:
         folder = _find_folder(config, run_id) if origin.resume else RunFolder.create(config, run_id)
-        folder.acquire()
         try:
+            folder.acquire()
             run = await asyncio.to_thread(_build, config, folder, rows, scorer, origin)
             if run.remote is not None:
                 run.remote.start()
@@ -124,7 +125,7 @@ async def _check(
 ) -> tuple[PromptSplits, Scorer]:
     """The run's rows and its running scorer, once all that is cheap to check is in order."""
     find_device(config.models.device)
-    inspect_models(config)
+    models = inspect_models(config)
     await asyncio.to_thread(check_storage, config)
     if origin.resume:
         folder = _find_folder(config, run_id)
@@ -133,6 +134,8 @@ async def _check(
         source = RunFolder.find(origin.source, config.experiment.output)
         check_fork(source.config(), config)
         await asyncio.to_thread(_find_checkpoints, source.config(), source, origin.step)
+    if not origin.resume:  # What a resumed run holds already is no more to be written.
+        await asyncio.to_thread(check_space, config, models.policy, models.critic_parameters)
     rows = load_prompts(config.data, config.experiment.seed)
     return rows, await start_scorer(config, rows.columns, runner)
 

@@ -5,9 +5,6 @@ Of a run that trains adapters, the adapters alone can be had as well, in PEFT's 
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -16,7 +13,7 @@ from gyre_core.policy.lora import add_adapters, save_adapters, trainable_paramet
 from gyre_core.policy.models import Policy, copy_weights, save_policy
 from gyre_core.training.checkpoints import open_checkpoints
 from gyre_core.training.policies import find_start_policy, load_start_policy
-from gyre_core.training.run_folder import RunFolder, run_storage
+from gyre_core.training.run_folder import RunFolder, replacing, run_storage
 from gyre_core.types import PolicyVersion
 from gyre_core.weights.chain import VersionChain
 
@@ -93,7 +90,7 @@ def export_adapter(run: str, output: str, to: str | None = None) -> Path:
         for name, parameter in trainable_parameters(model).items():
             parameter.copy_(checkpoint.tensors[f"weight.{name}"])
     base = find_start_policy(config, folder)
-    with _replacing(target) as unfinished:
+    with replacing(target) as unfinished:
         save_adapters(unfinished, model, base)
         _describe(
             folder,
@@ -109,7 +106,7 @@ def export_adapter(run: str, output: str, to: str | None = None) -> Path:
 def write_export(policy: Policy, folder: RunFolder, version: PolicyVersion, target: Path) -> None:
     """Write the policy to `target`, whole or not at all."""
     dtype = getattr(torch, folder.config().models.dtype)
-    with _replacing(target) as unfinished:
+    with replacing(target) as unfinished:
         save_policy(unfinished, policy.model.to(dtype), policy.tokenizer)
         _describe(
             folder,
@@ -125,16 +122,6 @@ def _find_target(folder: RunFolder, name: str, to: str | None) -> Path:
     if to and target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise ValueError(f"{target} is not an empty folder; export to a new one")
     return target
-
-
-@contextmanager
-def _replacing(target: Path) -> Generator[Path]:
-    """A folder beside `target` to write to, which takes its place when the block ends well."""
-    unfinished = target.with_name(f".{target.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    yield unfinished
-    shutil.rmtree(target, ignore_errors=True)
-    unfinished.rename(target)
 
 
 def _describe(folder: RunFolder, target: Path, *, contents: str, loading: str, library: str, base: str = "") -> None:

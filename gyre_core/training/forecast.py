@@ -18,6 +18,10 @@ _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 _FLOAT32 = 4
 _LOGITS_COPIES = 5
 """Logits, probabilities, and what the backward pass makes of them, as counted and measured (benchmarks/memory.py)."""
+VERSIONS_KEPT = 3
+"""Published policy versions that stay beside those that open steps may still ask for."""
+FEWEST_VERSIONS_KEPT = 1
+"""The same when space is short: the newest is never deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,14 @@ def disk_forecast(
         steps = min(config.experiment.steps, math.ceil(span / costs.seconds))
         forecast["pool"] = costs.sample_bytes * (config.experience.buffer_size + samples_per_step * steps)
     return forecast
+
+
+def least_disk_forecast(config: GyreConfig, policy: PolicySummary, critic_parameters: int = 0) -> Forecast:
+    """What the run will hold on storage at the least, its samples left out, when all is given up that may be spared."""
+    sparing = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"keep": 1})})
+    # Without as many bytes of differences as a whole version has.
+    versions = FEWEST_VERSIONS_KEPT + config.rollout.max_lag - 1
+    return disk_forecast(sparing, policy, versions, None, critic_parameters)
 
 
 def memory_forecast(
@@ -106,7 +118,7 @@ def memory_forecast(
 def bytes_text(size: float) -> str:
     """A number of bytes for people: three digits and a binary unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1000:
+        if round(size) < 1000:
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:.3g} TiB"

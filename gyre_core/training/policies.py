@@ -10,7 +10,7 @@ from gyre_core.data.prompts import PromptRow
 from gyre_core.policy.models import TINY, Policy, load_policy, save_policy
 from gyre_core.policy.warm_start import warm_start
 from gyre_core.rollout.shared import START_POLICY
-from gyre_core.training.run_folder import RunFolder
+from gyre_core.training.run_folder import RunFolder, replacing
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +28,8 @@ def make_start_policy(config: GyreConfig, folder: RunFolder, solved: Sequence[Pr
     if config.models.warm_start.max_steps > 0:
         result = warm_start(policy, solved, config.models.warm_start, config.experiment.seed)
         logger.info("warm start: %d steps, %.1f%% of sampled answers exact", result.steps, 100 * result.accuracy)
-    unfinished = folder.path / f".{START_POLICY}.unfinished"
-    save_policy(unfinished, policy.model, policy.tokenizer)
-    unfinished.rename(target)
+    with replacing(target) as unfinished:
+        save_policy(unfinished, policy.model, policy.tokenizer)
     return policy
 
 

@@ -36,11 +36,10 @@ from gyre_core.rollout.build import set_threads
 from gyre_core.rollout.serving import generate, score
 from gyre_core.storage import LocalStorage, Storage, StorageError, exercise_storage, open_storage
 from gyre_core.training.build import inspect_models, open_run
-from gyre_core.training.forecast import StepCosts, disk_forecast, memory_forecast
+from gyre_core.training.forecast import VERSIONS_KEPT, StepCosts, disk_forecast, memory_forecast
 from gyre_core.training.requests import plan_requests
 from gyre_core.training.run import TrainingRun
 from gyre_core.training.run_folder import data_storage
-from gyre_core.training.stages import VERSIONS_KEPT
 from gyre_core.training.step import rollout_metrics
 from gyre_core.training.verdicts import (
     Verdict,
@@ -147,7 +146,9 @@ class _Preflight:
             await self._try_run()
         if policy is not None and free is not None:
             kept = VERSIONS_KEPT + config.rollout.max_lag
-            add(judge_space("disk", disk_forecast(config, policy, kept, self._costs, self._critic), free))
+            reserve = {"storage.min_free": float(config.storage.min_free)} if config.storage.min_free else {}
+            forecast = disk_forecast(config, policy, kept, self._costs, self._critic)
+            add(judge_space("disk", {**forecast, **reserve}, free))
         return self._verdicts
 
     @contextmanager
@@ -190,8 +191,11 @@ class _Preflight:
 
     async def _try_run(self) -> None:
         started = time.monotonic()
+        # Whether there is space for a whole run is a verdict of its own.
+        storage = self._config.storage.model_copy(update={"min_free": 0})
+        config = self._config.model_copy(update={"storage": storage})
         with self._failing("start"):
-            run = await open_run(self._config, run_id="trial", runner=self._runner)
+            run = await open_run(config, run_id="trial", runner=self._runner)
             try:
                 evidence = f"data, rewards, models and engine came up in {time.monotonic() - started:.1f} s"
                 self._verdicts.append(Verdict("start", "ok", evidence))

@@ -52,6 +52,8 @@ CHANGEABLE = (
     "monitor",
     "storage.endpoint",
     "storage.block",
+    "storage.min_free",
+    "storage.pause_timeout",
 )
 """Settings and sections that do not change what is learned from what."""
 

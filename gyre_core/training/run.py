@@ -30,13 +30,14 @@ from gyre_core.monitor.timing import peak_memory_bytes, throughput_metrics
 from gyre_core.policy.models import Policy
 from gyre_core.rewards.outcomes import RewardError
 from gyre_core.rollout.serving import Worker
-from gyre_core.storage import Storage
+from gyre_core.storage import OutOfSpaceError, Storage
 from gyre_core.training.credit import Credit
 from gyre_core.training.evaluation import Evaluation, Evaluator
 from gyre_core.training.recovery_report import Recovery
 from gyre_core.training.remote import RemoteRollout
 from gyre_core.training.run_folder import RunFolder
 from gyre_core.training.saver import RANDOM, LearnerState, Saver
+from gyre_core.training.space_guard import PauseExpiredError, SpaceGuard
 from gyre_core.training.step import OpenStep, StepResult
 from gyre_core.training.turns import Turns
 from gyre_core.types import PolicyVersion, RolloutRequest
@@ -51,9 +52,9 @@ class NoSignalError(RuntimeError):
     """A step found no group to learn from, however many prompts it tried."""
 
 
-FATAL_ERRORS = (RewardError, NoSignalError, SupersededError)
-"""Errors that a retry of the step cannot mend: the user's own code or data is at fault, or the run has another
-owner."""
+FATAL_ERRORS = (RewardError, NoSignalError, SupersededError, PauseExpiredError)
+"""Errors that a retry of the step cannot mend: the user's own code or data is at fault, the run has another owner, or
+it has waited for space for long enough."""
 
 
 class RunFailedError(RuntimeError):
@@ -140,6 +141,7 @@ class TrainingRun:
         self._saved_step: int | None = None
         # One thread, also because torch keeps a pool of threads for each caller.
         self._owner_thread = ThreadPoolExecutor(1, thread_name_prefix="owner")
+        self.guard = SpaceGuard(self)
 
     @classmethod
     def of(cls, key: str) -> TrainingRun:
@@ -251,7 +253,7 @@ class TrainingRun:
             self.metrics.write(step, self.evaluations[step].metrics(), time.time())
             self.saver.note_evaluation(self.evaluations[step].reward)
             if self.config.rollout.max_lag == 0:  # Else steps went on meanwhile.
-                self._leave_out(time.perf_counter() - started)
+                self.leave_out(time.perf_counter() - started)
         return self.evaluations[step].metrics()
 
     async def _evaluate(self, version: PolicyVersion, step: int) -> Evaluation:
@@ -263,13 +265,24 @@ class TrainingRun:
 
         In this order, so that whoever resumes from the checkpoint finds the step in the log.
         """
+        await self.guard.relieve(step)
         self.report(step)
-        if self.saver.due:
+        if self.saver.due or self.guard.wants_checkpoint:
             started = time.perf_counter()
-            await self.save()
+            failed = not await self._save_if_it_fits(step)
             seconds = time.perf_counter() - started
-            self.metrics.write(step, {"time/checkpoint": seconds}, time.time())
-            self._leave_out(seconds)
+            failure = {"checkpoint/failed": 1.0} if failed else {}
+            self.metrics.write(step, {"time/checkpoint": seconds, **failure}, time.time())
+            self.leave_out(seconds)
+
+    async def _save_if_it_fits(self, step: int) -> bool:
+        """Write a checkpoint; False for no space, which is no reason to stop, as nothing is lost yet."""
+        try:
+            await self.save()
+        except OutOfSpaceError as error:
+            logger.warning("no checkpoint after step %d, and an earlier one stands: %s", step, error)
+            return False
+        return True
 
     def report(self, step: int) -> None:
         """Log a committed step, with its time up to now, and the alarms that it raises; once."""
@@ -289,6 +302,7 @@ class TrainingRun:
             "storage/repeated": float(sum(self.storage.repeated().values())),
             **self.saver.metrics(),
             **self.recovery.metrics(),
+            **self.guard.metrics(),
         }
         for alarm in self.alarms.observe(step, metrics):
             logger.warning("alarm %s at step %d: %s; %s", alarm.name, alarm.step, alarm.sentence, alarm.remedy)
@@ -299,7 +313,7 @@ class TrainingRun:
         self.results[step] = replace(result, metrics=metrics, generated=(), advantages={}, reported=True)
         self._reported = ended
 
-    def _leave_out(self, seconds: float) -> None:
+    def leave_out(self, seconds: float) -> None:
         """Keep what just took `seconds` out of the next step's time."""
         if self._reported is not None:
             self._reported += seconds
@@ -369,7 +383,7 @@ class TrainingRun:
             },
             segments=tuple(segment_names(self.storage, requests)),
         )
-        self.saver.save(checkpoint, tensors, counters, quick)
+        self.guard.note_checkpoint(self.saver.save(checkpoint, tensors, counters, quick).size)
         if (step := self.saver.store.exact_from()) is not None:
             self.pool.pin_from(step)
         self._saved_step = self.step

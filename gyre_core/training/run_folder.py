@@ -12,15 +12,18 @@ import json
 import os
 import re
 import secrets
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
-from typing import IO
 
 from gyre_core.config import GyreConfig, dump_config, load_config
 from gyre_core.config.checks import data_urls
 from gyre_core.monitor.metrics import METRICS_FILE
 from gyre_core.rollout.shared import CONFIG
-from gyre_core.storage import Storage, exercise_storage, open_storage
+from gyre_core.storage import Storage, exercise_storage, open_storage, telling_out_of_space
 from gyre_core.storage.s3_options import block_is_loaded, s3_url
 
 SUMMARY = "summary.json"
@@ -37,13 +40,14 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.key = f"{self.path.parent.name}/{self.path.name}"
-        self._lock: IO[str] | None = None
+        self._lock: FileIO | None = None
 
     @classmethod
     def create(cls, config: GyreConfig, run_id: str | None) -> RunFolder:
         """Make the folder of a new run and write its resolved configuration.
 
-        Raises RunFolderError when the folder cannot be made: the run id is taken or no name, or nothing may be written.
+        Raises RunFolderError when the folder cannot be made: the run id is taken or no name, or nothing may be written;
+        and OutOfSpaceError, with nothing left behind.
         """
         if run_id is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_id):
             raise RunFolderError(
@@ -52,6 +56,7 @@ class RunFolder:
         parent = Path(config.experiment.output) / config.experiment.name
         identity = run_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
         path = parent / identity
+        data = dump_config(config)
         try:
             path.mkdir(parents=True)
         except FileExistsError:
@@ -63,7 +68,12 @@ class RunFolder:
                 f"the run folder {path} cannot be made ({error.strerror}); name a folder for experiment.output that "
                 "you may write to"
             ) from error
-        (path / CONFIG).write_text(dump_config(config))
+        try:
+            with telling_out_of_space(path / CONFIG, len(data)):
+                (path / CONFIG).write_text(data)
+        except OSError:
+            shutil.rmtree(path)
+            raise
         return cls(path)
 
     @classmethod
@@ -89,11 +99,15 @@ class RunFolder:
 
     def update_config(self, config: GyreConfig) -> None:
         """Write the configuration that the run is resumed with; by its time the file still tells when the run began."""
-        file = self.path / CONFIG
+        file, data = self.path / CONFIG, dump_config(config)
         began, new = file.stat(), file.with_suffix(".new")
-        new.write_text(dump_config(config))
-        os.utime(new, ns=(began.st_atime_ns, began.st_mtime_ns))
-        new.replace(file)
+        try:
+            with telling_out_of_space(file, len(data)):
+                new.write_text(data)
+            os.utime(new, ns=(began.st_atime_ns, began.st_mtime_ns))
+            new.replace(file)
+        finally:
+            new.unlink(missing_ok=True)
 
     def last_sign(self) -> float:
         """When a process last wrote of the run here, in seconds since 1970; 0 when none did."""
@@ -110,22 +124,23 @@ class RunFolder:
     def acquire(self) -> None:
         """Become the run's only owner on this machine, until `release` or the process's end.
 
-        Raises RunFolderError that names the process when another live one owns the run.
+        Raises RunFolderError that names the process when another live one owns the run, and OutOfSpaceError.
         """
-        file = (self.path / _LOCK).open("a+")
+        # Unbuffered, as what did not fit would else be written once more when the file is closed.
+        file = (self.path / _LOCK).open("a+b", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            owner = file.read().strip() or "unknown"
+            owner = file.read().decode().strip() or "unknown"
             file.close()
             raise RunFolderError(
                 f"the run {self.key} is being trained by process {owner}; end that one first"
             ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
         self._lock = file
+        file.truncate(0)
+        with telling_out_of_space(self.path / _LOCK):
+            file.write(str(os.getpid()).encode())
 
     def release(self) -> None:
         """Give up the ownership."""
@@ -143,6 +158,23 @@ class RunFolder:
         except BlockingIOError:
             return True
         return False
+
+
+@contextmanager
+def replacing(target: Path) -> Generator[Path]:
+    """A folder beside `target` to write to, which takes its place when the block ends well and else is removed.
+
+    Raises OutOfSpaceError.
+    """
+    unfinished = target.with_name(f".{target.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        with telling_out_of_space(target):
+            yield unfinished
+        shutil.rmtree(target, ignore_errors=True)
+        unfinished.rename(target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def run_storage(config: GyreConfig, folder: RunFolder) -> Storage:

@@ -43,12 +43,11 @@ logger = logging.getLogger(__name__)
 
 _DRAW_STREAM = 3
 """Sets the generator of the draws apart from those of the prompts."""
-VERSIONS_KEPT = 3
-"""Published versions that stay beside those that open steps may still ask for."""
 
 
 async def take_step(run: TrainingRun, step: int) -> None:
     """Take a whole step, as the flow `rl_step` does with a task for each stage, and give the turn to the next."""
+    await run.guard.admit(step)
     await rollout(run, step)
     await run.turns.wait(step)
     await reward(run, step)
@@ -287,7 +286,7 @@ def _publish(run: TrainingRun, opened: OpenStep) -> PolicyVersion:
     require_current(run.storage, run.epoch)
     version = run.next_version
     run.chain.publish(version, run.version, run.learner.policy_weights())
-    run.chain.retain(VERSIONS_KEPT + run.config.rollout.max_lag)
+    run.chain.retain(run.guard.versions_kept)
     return version
 
 

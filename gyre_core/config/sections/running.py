@@ -111,3 +111,8 @@ class StorageConfig(Section):
     """URL of an S3 service other than Amazon's; without it, that of `storage.block`, or `AWS_ENDPOINT_URL`."""
     block: Text | None = None
     """Prefect block of the type `gyre-s3-access` that holds endpoint, region and credentials."""
+    min_free: NonNegativeInt = 500_000_000
+    """Bytes of each volume that always stay free beside the next step and checkpoint: as it gets short of them, old
+    checkpoints and samples go, then steps stop to overlap, then the run pauses; 0 lets it fill up."""
+    pause_timeout: PositiveFloat = 1800.0
+    """Seconds that a run pauses for want of space before it stops, resumable."""

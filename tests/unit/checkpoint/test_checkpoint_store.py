@@ -192,6 +192,19 @@ def test_without_a_whole_checkpoint_nothing_is_restored(tmp_path):
         store.newest()
 
 
+def test_fewer_may_be_kept_from_now_on(storage):
+    store = CheckpointStore(storage, Retention(3))
+    store.retain()
+    for step in (1, 2, 3):
+        store.save(checkpoint_of(step), 0.0)
+    store.retain()
+    assert store.steps() == [1, 2, 3]
+    store.sparing = True
+    store.retain()
+    assert store.steps() == [3]
+    check_equal(store.newest(), checkpoint_of(3))
+
+
 def test_a_manifest_reads_what_it_wrote(tmp_path):
     store = CheckpointStore(LocalStorage(tmp_path), Retention(1))
     store.save(checkpoint_of(1), created_at=5.0)

@@ -238,6 +238,28 @@ def test_the_oldest_groups_make_room(storage):
     assert sorted(all_ids(draw(pool))) == ["b", "c"]
 
 
+def test_a_pool_that_shrinks_gives_up_its_oldest_groups_and_their_segments(storage):
+    pool = new_pool(storage, max_uses=9)
+    for number in range(4):
+        admit(pool, storage, f"00000001-{number:04d}", live_groups([f"{number}a", f"{number}b"]), now=float(number))
+    consume(pool, 1, [])
+    pool.close(before_step=2)
+    assert pool.shrink(32) == 0
+    # 8 groups of 4: the three newest stay, of the last segment and half of the one before.
+    assert pool.shrink(12) == 5
+    assert sorted(all_ids(draw(pool))) == ["2b", "3a", "3b"]
+    assert pool.metrics(4.0)["experience/segments"] == 2
+    snapshot = pool.snapshot(1).to_table()
+    assert pool.pin_from(1) == 2
+    assert segment_ids(storage) == ["00000001-0002", "00000001-0003"]
+    restored = Pool.restore(storage, ExperienceConfig(max_uses=9), 2, snapshot)
+    assert drawn_ids(draw(restored)) == drawn_ids(draw(pool))
+    assert pool.shrink(0) == 3
+    empty = pool.snapshot(1).to_table()
+    assert pool.pin_from(1) == 2
+    assert draw(Pool.restore(storage, ExperienceConfig(), 3, empty)) == draw(pool)
+
+
 def test_minibatches_follow_the_record(storage):
     pool = new_pool(storage)
     admit(pool, storage, REQUEST, live_groups("abc", reference=True))

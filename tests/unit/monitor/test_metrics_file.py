@@ -3,11 +3,13 @@ import math
 from pathlib import Path
 
 import pytest
+from full_disk import give_space, leave_free
 from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gyre_core.monitor.metrics import MetricsWriter, StepMetrics, read_metrics
+from gyre_core.storage import OutOfSpaceError
 
 
 def lines(folder: Path) -> list[dict[str, float | None]]:
@@ -149,3 +151,40 @@ def test_what_was_synced_is_in_tensorboard_though_the_writer_never_closes(tmp_pa
 def test_rows_are_values(tmp_path: Path):
     write(tmp_path, range(1))
     assert read_metrics(tmp_path) == [StepMetrics(0, 100.0, {"reward": 0.0, "health/non_finite": 0.0})]
+
+
+def test_a_line_that_does_not_fit_leaves_the_lines_before_it_whole(small_volume):
+    """A page is free; a line of several is cut, and taken back."""
+    folder = small_volume(64)
+    writer = MetricsWriter(folder, tensorboard=False)
+    writer.write(0, {"reward": 0.5}, now=0.0)
+    long = {f"rewards/{number:03d}{'x' * 100}/mean": 1.0 for number in range(100)}
+    leave_free(folder, 4096)
+    with pytest.raises(OutOfSpaceError, match=rf"^no space left in {folder} for metrics.jsonl of 1\d{{4}} bytes; free"):
+        writer.write(1, long, now=1.0)
+    assert [row.step for row in read_metrics(folder)] == [0]
+    give_space(folder)
+    writer.write(1, long, now=2.0)
+    writer.write(2, {"reward": 0.75}, now=3.0)
+    assert [row.step for row in read_metrics(folder)] == [0, 1, 2]
+    assert read_metrics(folder)[1].metrics == {**long, "health/non_finite": 0.0}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_events_that_tensorboard_cannot_write_are_told_and_do_no_harm(small_volume, caplog):
+    """A line of 37 KB and as large an event, with space for one of them."""
+    folder = small_volume(256)
+    writer = MetricsWriter(folder, tensorboard=True)
+    writer.write(0, {"reward": 0.0}, now=0.0)
+    writer.sync()
+    leave_free(folder, 44 << 10)
+    writer.write(1, {f"rewards/{'x' * 50}{number:03d}/mean": 1.0 for number in range(500)}, now=1.0)
+    writer.sync()
+    assert "TensorBoard's events of the last seconds are lost, metrics.jsonl has all" in caplog.text
+    give_space(folder)
+    writer.write(2, {"reward": 1.0}, now=2.0)
+    writer.close()
+    assert [row.step for row in read_metrics(folder)] == [0, 1, 2]
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("reward")][-1] == 2

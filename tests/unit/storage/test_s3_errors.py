@@ -9,7 +9,7 @@ from botocore.exceptions import (
     SSLError,
 )
 
-from gyre_core.storage import StorageError
+from gyre_core.storage import OutOfSpaceError, StorageError
 from gyre_core.storage.s3_errors import ConflictError, named_error, reason_to_repeat
 
 URL, ENDPOINT = "s3://bucket/a", "http://service"
@@ -41,6 +41,9 @@ REASONS = [
     (answer(404, "NoSuchBucket"), None),
     (answer(412, "PreconditionFailed"), None),
     (answer(501, "NotImplemented"), None),
+    (answer(507, "XMinioStorageFull"), None),
+    (answer(507, "507"), None),
+    (answer(403, "QuotaExceeded"), None),
     (SSLError(endpoint_url=ENDPOINT, error="self-signed"), None),
     (NoCredentialsError(), None),
     (PermissionError("of the local disk"), None),
@@ -63,6 +66,9 @@ NAMED = [
     (answer(400, "ExpiredToken"), "get_object", StorageError, "refuses the credentials for s3://bucket/a"),
     (answer(403, "RequestTimeTooSkewed"), "get_object", StorageError, "this machine's clock is off"),
     (answer(301, "PermanentRedirect"), "put_object", StorageError, "lies in another region"),
+    (answer(507, "507"), "put_object", OutOfSpaceError, "no space left at http://service for s3://bucket/a (507 507)"),
+    (answer(403, "QuotaExceeded"), "upload_part", OutOfSpaceError, "no space left at http://service"),
+    (answer(400, "XMinioAdminBucketQuotaExceeded"), "put_object", OutOfSpaceError, "free some, or raise the quota"),
     (answer(400, "EntityTooLarge"), "put_object", StorageError, "refuses put_object (400 EntityTooLarge: in words)"),
     (NoCredentialsError(), "get_object", StorageError, "there are no credentials for s3://bucket/a; set AWS_ACCESS"),
     (SSLError(endpoint_url=ENDPOINT, error="x"), "get_object", StorageError, "no certificate that this machine trusts"),

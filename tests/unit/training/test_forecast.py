@@ -110,7 +110,15 @@ def test_logits_are_held_in_chunks():
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 B"), (999, "999 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (3 * 2**30, "3 GiB"), (2**41, "2 TiB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (999.7 * 1024, "0.976 MiB"),
+        (3 * 2**30, "3 GiB"),
+        (2**41, "2 TiB"),
+    ],
 )
 def test_bytes_for_people(size, text):
     assert bytes_text(size) == text

@@ -71,12 +71,22 @@ async def test_a_file_where_a_folder_should_be_fails(tmp_path, place):
 async def test_a_volume_that_is_too_small_fails(tmp_path, small_volume, size):
     """3,192 parameters: 4 versions take 50 KiB, 3 checkpoints 112 KiB; 200 KiB hold the trial, but not the run."""
     folder = small_volume(size)
-    verdicts = await verdicts_of(tiny_config(tmp_path, experiment={"output": str(folder / "runs")}))
+    output = {"output": str(folder / "runs")}
+    verdicts = await verdicts_of(tiny_config(tmp_path, experiment=output, storage={"min_free": 0}))
     assert verdicts["disk"].outcome == "fail"
     assert "of 16 KiB free" in verdicts["disk"].evidence or "of 200 KiB free" in verdicts["disk"].evidence
     if size == 16:
         assert verdicts["start"].outcome == "fail"
-        assert "No space left" in verdicts["start"].evidence
+        assert f"no space left in {folder}" in verdicts["start"].evidence
+    assert list(folder.iterdir()) == []
+
+
+async def test_what_is_to_stay_free_counts_as_taken(tmp_path, small_volume):
+    folder = small_volume(2048)
+    output, storage = {"output": str(folder / "runs")}, {"min_free": 2_000_000}
+    disk = (await verdicts_of(tiny_config(tmp_path, experiment=output, storage=storage)))["disk"]
+    assert disk.outcome == "fail"
+    assert "storage.min_free 1.91 MiB" in disk.evidence
     assert list(folder.iterdir()) == []
 
 
