@@ -32,6 +32,7 @@ from gyre_core.learner.local import LocalLearner
 from gyre_core.monitor.metrics import read_metrics
 from gyre_core.storage import open_storage
 from gyre_core.training.remote import read_view
+from gyre_core.training.resume import NEW
 
 SLOW, FAST = 6.0, 1.8
 PHASES = ((20, SLOW), (70, FAST), (20, SLOW))
@@ -153,7 +154,7 @@ def measure(output: Path, elastic: bool, seed: int) -> dict[str, Any]:
     watch.start()
     started = time.monotonic()
     with timed_learner():
-        code = run_training(config, resume=False, run_id="a", keep_server=False)
+        code = run_training(config, origin=NEW, run_id="a", keep_server=False)
     elapsed = time.monotonic() - started
     watch.stop()
     assert code == 0, f"the run ended with exit code {code}"

@@ -201,7 +201,11 @@ class _Training:
                 await run.abandon(step)
             await run.save(quick=True)
         except OutOfSpaceError as full:
-            logger.warning("the state after step %d is not saved, and an earlier checkpoint stands: %s", run.step, full)
+            logger.warning(
+                "the state after step %d is not saved, so a resume repeats the steps since the last checkpoint: %s",
+                run.step,
+                full,
+            )
         except Exception:
             # What ended the run matters more than that its last steps could not be kept; both are told.
             logger.exception("the state after step %d could not be saved; an earlier checkpoint stands", run.step)

@@ -22,7 +22,8 @@ def small_volume(tmp_path):
         return folder
 
     yield mount
-    subprocess.run(["umount", str(folder)], capture_output=True)
+    # What a test that failed left open must not keep the volume there.
+    subprocess.run(["umount", "--lazy", str(folder)], capture_output=True)
 
 
 @pytest.fixture(scope="session")

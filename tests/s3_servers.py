@@ -79,8 +79,8 @@ def moto(folder: Path) -> Generator[S3Server]:
 
 
 @contextmanager
-def seaweedfs(folder: Path) -> Generator[S3Server]:
-    """A SeaweedFS server."""
+def seaweedfs(folder: Path, *, volumes: int = 0, volume_megabytes: int = 64) -> Generator[S3Server]:
+    """A SeaweedFS server that stores in so many files of a size, 0 for as many as the disk holds."""
     users = [("gyre", "gyre-secret-7", ["Admin"]), (READER.access_key, READER.secret_key, ["Read", "List"])]
     identities = [
         {"name": name, "credentials": [{"accessKey": name, "secretKey": secret}], "actions": actions}
@@ -97,9 +97,9 @@ def seaweedfs(folder: Path) -> Generator[S3Server]:
         "-ip=127.0.0.1",
         "-ip.bind=127.0.0.1",
         f"-dir={folder / 'data'}",
-        "-master.volumeSizeLimitMB=64",
+        f"-master.volumeSizeLimitMB={volume_megabytes}",
     ]
-    command += ["-volume.max=0", f"-s3.config={folder / 'identities.json'}", "-s3.autoCreateBucket=false"]
+    command += [f"-volume.max={volumes}", f"-s3.config={folder / 'identities.json'}", "-s3.autoCreateBucket=false"]
     command += ["-s3.iam=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
     command += [f"-{name}={port}" for name, port in ports.items()]
     url = f"http://127.0.0.1:{ports['s3.port']}"

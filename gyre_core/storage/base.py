@@ -121,8 +121,8 @@ def telling_out_of_space(target: Path, size: int | None = None, unfinished: Path
         if isinstance(error, OutOfSpaceError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         wanted = "" if size is None else f" of {size} bytes"
-        if size is None and unfinished is not None and unfinished.exists():
-            wanted = f" of {unfinished.stat().st_size} bytes or more"
+        if size is None and unfinished is not None and unfinished.exists() and (written := unfinished.stat().st_size):
+            wanted = f" of {written} bytes or more"
         message = f"no space left in {target.parent} for {target.name}{wanted}; free some or choose another storage"
         raise OutOfSpaceError(error.errno, message) from error
 

@@ -242,7 +242,8 @@ def _scratch_file(name: str) -> Generator[Path]:
         with tempfile.TemporaryDirectory(prefix="gyre-") as folder:
             yield Path(folder, name.rpartition("/")[2])
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        # The service's own want of space is told already.
+        if isinstance(error, OutOfSpaceError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         message = f"no space left in {tempfile.gettempdir()} for a copy of {name}; free some, or set TMPDIR"
         raise OutOfSpaceError(error.errno, message) from error

@@ -33,6 +33,7 @@ from gyre_core.rollout.serving import Worker
 from gyre_core.storage import OutOfSpaceError, Storage
 from gyre_core.training.credit import Credit
 from gyre_core.training.evaluation import Evaluation, Evaluator
+from gyre_core.training.forecast import bytes_text
 from gyre_core.training.recovery_report import Recovery
 from gyre_core.training.remote import RemoteRollout
 from gyre_core.training.run_folder import RunFolder
@@ -280,7 +281,8 @@ class TrainingRun:
         try:
             await self.save()
         except OutOfSpaceError as error:
-            logger.warning("no checkpoint after step %d, and an earlier one stands: %s", step, error)
+            size = bytes_text(self.guard.checkpoint_bytes)
+            logger.warning("no checkpoint after step %d, for want of %s, and earlier ones stand: %s", step, size, error)
             return False
         return True
 

@@ -79,7 +79,8 @@ class SpaceGuard:
         self._looking = threading.Lock()
         # Measured from here on; a policy version is never larger than the weights.
         self._version_bytes = sum(parameter.nbytes for parameter in run.policy.model.parameters())
-        self._checkpoint_bytes = sum(tensor.nbytes for tensor in run.learner.state()[0].values())
+        self.checkpoint_bytes = sum(tensor.nbytes for tensor in run.learner.state()[0].values())
+        """Bytes that the next checkpoint will take."""
         self._segment_bytes = 0
         self._written_bytes = 0  # Of segments since the last checkpoint.
         self._held_bytes = 0  # Of segments that the pool refers to.
@@ -119,13 +120,13 @@ class SpaceGuard:
     @property
     def wants_checkpoint(self) -> bool:
         """Whether to write a checkpoint now, as the run is about to pause or what it lets go of is worth it."""
-        fits = all(sight.free > self._checkpoint_bytes for sight in self._sights if sight.place.checkpoints)
-        pays = self._freed_by_checkpoint >= self._checkpoint_bytes
+        fits = all(sight.free > self.checkpoint_bytes for sight in self._sights if sight.place.checkpoints)
+        pays = self._freed_by_checkpoint >= self.checkpoint_bytes
         return fits and (self._level == Level.PAUSE or (self._level >= Level.EXPIRE and pays))
 
     def note_checkpoint(self, size: int) -> None:
         """Take note of a checkpoint of `size` bytes that was written."""
-        self._checkpoint_bytes = max(size, self._checkpoint_bytes)
+        self.checkpoint_bytes = max(size, self.checkpoint_bytes)
         self._written_bytes, self._held_at_checkpoint = 0, self._held_bytes
 
     @property
@@ -146,7 +147,7 @@ class SpaceGuard:
 
     def _need(self, place: _Place) -> Need:
         ahead = self._run.config.rollout.max_lag * self._segment_bytes
-        once = place.steps * (self._version_bytes + ahead) + place.checkpoints * self._checkpoint_bytes
+        once = place.steps * (self._version_bytes + ahead) + place.checkpoints * self.checkpoint_bytes
         return Need(once + place.export * self._version_bytes, place.steps * self._segment_bytes)
 
     def _look(self) -> Level:

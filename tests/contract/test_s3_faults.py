@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+import torch
 from s3_proxy import faulty_proxy
-from s3_servers import free_ports
+from s3_servers import free_ports, seaweedfs
 
+from gyre_core.checkpoint.store import Checkpoint, CheckpointStore
 from gyre_core.cluster.claims import claim
-from gyre_core.storage import S3Options, StorageError, open_storage, s3, s3_client
+from gyre_core.storage import OutOfSpaceError, S3Options, StorageError, open_storage, s3, s3_client
 from gyre_core.storage.s3 import S3Storage
 from gyre_core.storage.s3_client import S3Client
 from gyre_core.storage.s3_options import s3_url
@@ -157,6 +161,61 @@ def test_a_service_that_refuses_for_long_is_named_with_its_last_answer(faulty, m
     assert f"s3://{storage.bucket}/{storage.folder}/a" in text
     assert "within 0.5 s" in text
     assert "503 SlowDown: as the test wants it" in text
+
+
+def test_a_service_without_space_is_told_at_once_and_nothing_is_left(faulty, monkeypatch):
+    storage, proxy, rival = faulty
+    told = f"^no space left at {storage._client.endpoint} for s3://{storage.bucket}/{storage.folder}/a"
+    for call in (
+        lambda: storage.create("a", b"mine"),
+        lambda: storage.replace("a", b"mine"),
+        lambda: storage.create_file("a", writer_of(b"mine")),
+        lambda: in_parts(monkeypatch, storage).create_file("a", writer_of(os.urandom(6 << 20))),
+    ):
+        proxy.add("PUT", "/a", 507)
+        with pytest.raises(OutOfSpaceError, match=told):
+            call()
+        assert rival.list() == []
+    assert uploads_under_way(storage) == []
+    assert storage.repeated() == {}
+
+
+@pytest.mark.parametrize("item", ["tensors.safetensors", "pool.parquet", "state.json", "manifest.json"])
+def test_a_checkpoint_without_space_leaves_the_one_before_it(faulty, item):
+    storage, proxy, rival = faulty
+    checkpoints = CheckpointStore(storage, keep=1)
+    checkpoints.save(checkpoint_of(1, size=10), 0.0)
+    proxy.add("PUT", item, 507)
+    with pytest.raises(OutOfSpaceError, match=f"no space left .*{item}"):
+        checkpoints.save(checkpoint_of(2, size=10), 0.0)
+    assert rival.folders("checkpoints") == ["checkpoints/00000001-0001"]
+    assert checkpoints.newest().tensors["weight"].tolist() == [1.0] * 10
+    checkpoints.save(checkpoint_of(2, size=10), 0.0)
+    assert checkpoints.newest().tensors["weight"].tolist() == [2.0] * 10
+
+
+def test_a_seaweedfs_that_is_full_loses_nothing(tmp_path, monkeypatch):
+    """Of its reasons it says no more than 500, so that it is asked again until patience ends."""
+    with seaweedfs(tmp_path, volumes=1, volume_megabytes=1) as server:
+        storage = server.storage()
+        monkeypatch.setattr(storage._client, "patience", 1.0)
+        checkpoints = CheckpointStore(storage, keep=9)
+        saved, told = 0, ""
+        while not told:
+            try:
+                checkpoints.save(checkpoint_of(saved + 1, size=50_000), 0.0)
+                saved += 1
+            except StorageError as error:
+                told = str(error)
+        assert re.fullmatch(r"s3://.* did not take the request within 1 s .* 500 InternalError: .*", told)
+        assert saved >= 1
+        assert checkpoints.steps() == list(range(1, saved + 1))
+        assert checkpoints.newest().tensors["weight"].tolist() == [float(saved)] * 50_000
+
+
+def checkpoint_of(step: int, size: int) -> Checkpoint:
+    table = pa.table({"row": [step]})
+    return Checkpoint(step, 1, {"weight": torch.full((size,), float(step))}, {"pool": table}, {"step": step})
 
 
 def test_a_service_that_takes_requests_and_never_answers_is_given_up(server, monkeypatch):

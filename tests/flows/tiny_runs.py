@@ -18,9 +18,13 @@ from gyre_core.training.build import open_run
 REWARDS = Path(__file__).with_name("reward_functions.py")
 STAGES = (stages.rollout, stages.reward, stages.sample, stages.update)
 STORAGE_METHODS = ("read", "create", "replace", "create_file", "list", "folders", "exists", "size", "delete")
-UNREPEATABLE = ("time/", "perf/", "recovery/", "checkpoint/", "experience/bytes", "experience/fill")
+UNREPEATABLE = (
+    *("time/", "perf/", "recovery/", "checkpoint/", "experience/bytes", "experience/fill"),
+    *("storage/free_bytes", "storage/guard"),
+)
 """Metrics that depend on the clock or tell how a run came back: how much of the next step is there when the learner
-becomes free; and a segment holds the times of its completions, so that its compressed size does too."""
+becomes free; and a segment holds the times of its completions, so that its compressed size does too. The others depend
+on the volume."""
 
 TINY = {
     "experiment": {"name": "tiny", "seed": 3, "steps": 3, "threads": 1},
