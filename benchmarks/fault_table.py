@@ -64,7 +64,7 @@ def measure(configuration: str) -> Undisturbed:
         golden = run_process(configuration, Path(folder), None)
     assert golden.outcome is not None and golden.counts is not None, golden.error
     with tempfile.TemporaryDirectory() as folder:
-        half = golden.counts[BETWEEN] // 4 + 1
+        half = golden.counts[BETWEEN] // 2 + 1
         assert run_process(configuration, Path(folder), Kill(BETWEEN, half)).killed
         resumed = run_process(configuration, Path(folder), None)
     assert resumed.counts is not None, resumed.error
@@ -136,7 +136,8 @@ def run_all(cells: Sequence[tuple[str, str]], seed: int, jobs: int) -> list[Stor
         undisturbed = dict(zip(names, pool.map(measure, names), strict=True))
         for _ in range(ROUNDS):
             futures = [
-                pool.submit(tell_story, name, kills, undisturbed[name]) for name, kills in plan(wanted, undisturbed, rng)
+                pool.submit(tell_story, name, kills, undisturbed[name])
+                for name, kills in plan(wanted, undisturbed, rng)
             ]
             wanted = []
             for future in futures:

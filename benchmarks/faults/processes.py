@@ -162,6 +162,7 @@ async def _train(config: GyreConfig, kill: Kill | None, told: Path) -> dict[str,
     tap.phase = "running"
     for step in range(run.step + 1, STEPS + 1):
         await take_step(run, step)
+    await run.save()
     await run.close()
     return dict(tap.counts)
 
