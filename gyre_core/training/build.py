@@ -129,11 +129,11 @@ async def _check(
     await asyncio.to_thread(check_storage, config)
     if origin.resume:
         folder = _find_folder(config, run_id)
-        await asyncio.to_thread(_find_checkpoints, config, folder, origin.step)
+        await asyncio.to_thread(_find_checkpoints, config, folder, origin.step, config.experiment.steps)
     elif origin.source is not None:
         source = RunFolder.find(origin.source, config.experiment.output)
         check_fork(source.config(), config)
-        await asyncio.to_thread(_find_checkpoints, source.config(), source, origin.step)
+        await asyncio.to_thread(_find_checkpoints, source.config(), source, origin.step, config.experiment.steps)
     if not origin.resume:  # What a resumed run holds already is no more to be written.
         await asyncio.to_thread(check_space, config, models.policy, models.critic_parameters)
     rows = load_prompts(config.data, config.experiment.seed)
@@ -201,11 +201,14 @@ def _find_folder(config: GyreConfig, run_id: str | None) -> RunFolder:
     return folder
 
 
-def _find_checkpoints(config: GyreConfig, folder: RunFolder, step: int | None) -> list[str]:
-    """What the run may go on from; raises ValueError like `find_checkpoints`, and for a run that is complete."""
-    store, steps = open_checkpoints(config, folder), config.experiment.steps
+def _find_checkpoints(config: GyreConfig, folder: RunFolder, step: int | None, steps: int) -> list[str]:
+    """What a run to so many `steps` may go on from; raises ValueError like `find_checkpoints`, and for a complete run.
+
+    One that was killed between its last step and its end, while it exported its policy, say, goes on to its end.
+    """
+    store = open_checkpoints(config, folder)
     names = find_checkpoints(store, folder.key, step)
-    last = names[-1] if names else None
+    last = names[-1] if names and folder.summary().get("status") == "completed" else None
     if last is not None and checkpoint_order(last)[1] >= steps and store.is_whole(last):
         raise ValueError(
             f"the run {folder.key} is complete: {checkpoint_order(last)[1]} of {steps} steps are done; raise "
@@ -224,7 +227,7 @@ def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Sc
     died_at = folder.last_sign()
     if origin.source is not None:
         copy_source(RunFolder.find(origin.source, config.experiment.output), config, folder, origin.step)
-    names = _find_checkpoints(config, folder, origin.step) if origin.goes_on else []
+    names = _find_checkpoints(config, folder, origin.step, config.experiment.steps) if origin.goes_on else []
     start = _start_policy(config, folder, rows)
     prompts = tokenize_prompts(config, rows, start)
     _tell_prompts(config, rows, prompts)

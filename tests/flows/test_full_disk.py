@@ -173,7 +173,7 @@ async def test_the_flow_stops_in_words_and_resumes(small_volume, monkeypatch, re
     ):
         await train(config)
     assert runs[0].fatal is None, "it was tried again"
-    assert runs[0].checkpoints.steps() == []
+    assert runs[0].saver.store.steps() == []
     give_space(volume_of(runs[0]))
     with opened_runs(monkeypatch) as runs:
         await train(config, resume=True)
@@ -200,7 +200,7 @@ async def test_a_guarded_flow_that_waits_in_vain_stops_with_what_it_has(small_vo
         pytest.raises(RunFailedError, match=told),
     ):
         await train(config)
-    assert runs[0].checkpoints.steps() == [1], "the reserve holds the last checkpoint"
+    assert runs[0].saver.store.steps() == [1], "the reserve holds the last checkpoint"
     assert (summary(runs[0])["status"], summary(runs[0])["steps"]) == ("failed", 1)
     give_space(volume_of(runs[0]))
     with opened_runs(monkeypatch) as runs:

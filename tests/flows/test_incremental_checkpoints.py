@@ -12,6 +12,7 @@ from gyre_core.checkpoint.manifest import CheckpointManifest, ObjectRecord
 from gyre_core.storage import open_storage
 from gyre_core.training.build import open_run
 from gyre_core.training.checkpoints import describe_checkpoints, open_checkpoints
+from gyre_core.training.ending import write_run_summary
 from gyre_core.training.resume import RESUME, Origin
 from gyre_core.weights.digests import bytes_digest
 
@@ -224,6 +225,15 @@ async def test_a_fork_goes_on_where_the_other_run_was_and_leaves_it_alone(tmp_pa
     found = Outcome(found.tensors, found.counters, undisturbed.consumed, found.metrics)
     found.assert_equals(undisturbed)
     assert sorted(file.stat().st_mtime_ns for file in source.folder.path.rglob("*") if file.is_file()) == before
+
+
+async def test_a_fork_of_a_complete_run_takes_further_steps(tmp_path):
+    source, _ = await train(config_of(tmp_path, {**REPLAY, "keep": 9}, experiment={"steps": 3}))
+    write_run_summary(source, "completed")
+    with pytest.raises(ValueError, match="is complete: 3 of 3 steps are done"):
+        await open_run(source.config, origin=Origin(source=source.key))
+    fork, _ = await train(config_of(tmp_path, {**REPLAY, "keep": 9}), origin=Origin(source=source.key))
+    assert sorted(fork.results) == [4, 5]
 
 
 async def test_a_fork_may_change_what_it_learns_by_but_not_what_it_learns(tmp_path):

@@ -7,11 +7,13 @@ import time
 
 import pytest
 from gyre_processes import GyreProcess, newest_run, wait_until, write_config
-from tiny_runs import EVERY_STEP, REWARDS, loop_outcome, opened_runs, outcome
+from tiny_runs import EVERY_STEP, REWARDS, loop_outcome, opened_runs, outcome, take_steps
 
 from flows.train import train
 from gyre_core.config import load_config
 from gyre_core.monitor.metrics import read_metrics
+from gyre_core.training.build import open_run
+from gyre_core.training.resume import RESUME
 
 STEPS = 12
 CHANGES = {"experiment": {"steps": STEPS}, "checkpoint": EVERY_STEP}
@@ -82,3 +84,21 @@ async def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path, mon
         await train(config, resume=True)
     assert sorted(runs[0].results) == [3]
     outcome(runs[0]).assert_equals(reference)
+
+
+async def test_a_run_killed_between_its_last_step_and_its_end_goes_on_to_its_end(
+    tmp_path, monkeypatch, prefect_server, reference
+):
+    config = load_config(write_config(tmp_path, checkpoint=EVERY_STEP))
+    run = await open_run(config)
+    await take_steps(run)
+    await run.close()
+    assert not (run.folder.path / "export").exists()
+    with opened_runs(monkeypatch) as runs:
+        await train(config, resume=True)
+    assert runs[0].results == {}
+    outcome(runs[0]).assert_equals(reference)
+    assert (run.folder.path / "export" / "model.safetensors").exists()
+    assert run.folder.summary()["status"] == "completed"
+    with pytest.raises(ValueError, match="is complete: 3 of 3 steps are done"):
+        await open_run(config, origin=RESUME)

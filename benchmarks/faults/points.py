@@ -1,0 +1,237 @@
+"""The points at which a run is killed: events of the real functions, told apart by patterns.
+
+A tap wraps storage, engine, learner, optimiser and metrics of its own process. Whatever they do becomes an event, such
+as `running after create data/claims/00000001-0000.1`: the phase (`opening` a new run, `recovering`, `running`), the
+moment, the operation, and the object in the run's storage (`data`) or in the warm copy (`warm`). The moment `half` is
+in the middle of a write, which is left half done. While a full checkpoint or a whole policy version takes the place of
+a chain of increments or differences, `rebase` stands behind the phase.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import threading
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from gyre_core.checkpoint.store import CheckpointStore
+from gyre_core.engines.transformers_engine import TransformersEngine
+from gyre_core.learner.local import LocalLearner
+from gyre_core.monitor import metrics
+from gyre_core.storage import LocalStorage, WriteFile
+from gyre_core.types import Completion
+from gyre_core.weights.chain import VersionChain
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a run is killed: at events that the pattern matches from their beginning on."""
+
+    name: str
+    pattern: str
+    increments_only: bool = False
+    """Whether a run with full checkpoints and whole policy versions alone never comes there."""
+
+
+OPENING, RECOVERING, RANDOM = "while a run is opened", "during recovery", "at a random time"
+POINTS = (
+    Point(OPENING, "opening "),
+    Point("mid-generation", "running after completion"),
+    Point("after claim", "running after create data/claims/"),
+    Point("segment half written", "running half create data/pool/"),
+    Point(
+        "between segment and acknowledgement",
+        r"running (after create data/pool/|before create data/learner/\d+/admit-)",
+    ),
+    Point("between consume log and optimiser", r"running (after create data/learner/\d+/consume-|before updates)"),
+    Point("between optimiser steps", "running after optimiser"),
+    Point("mid-publish", r"running (half create_file data/policy/\S+/weights|\w+ create data/policy/\S+/manifest)"),
+    Point("mid-delta", r"running (rebase )?\w+ create data/policy/\S+/delta", increments_only=True),
+    Point("metrics line half written", "running half append"),
+    Point("checkpoint object half written", r"running half \w+ data/checkpoints/\S+/(?!manifest)"),
+    Point(
+        "between checkpoint's objects and manifest",
+        r"running (rebase )?(before|half) create data/checkpoints/\S+/manifest",
+    ),
+    Point(
+        "mid-rebase",
+        r"running rebase (\w+ create_file data/(checkpoints/\S+/tensors|policy/\S+/weights)|\w+ delete)",
+        increments_only=True,
+    ),
+    Point("between primary and warm store", r"running \w+ (create|create_file|delete|delete_folder) warm/", True),
+    Point("while old objects are deleted", r"running \w+ (delete|delete_folder) data/"),
+    Point(RECOVERING, "recovering "),
+)
+"""Beside them a run is killed at a random time."""
+
+
+class Tap:
+    """Sees the events of this process, and kills it at the `call`-th (from 1) that the point `name` matches."""
+
+    def __init__(self, phase: str, name: str | None, call: int, told: Path) -> None:
+        """`told` is the file that says at which event the process was killed."""
+        self.phase = phase
+        self.counts: Counter[str] = Counter()
+        """Events of each point so far."""
+        self._name, self._call, self._told = name, call, told
+        self._lock = threading.Lock()
+        self._thread = threading.local()
+
+    def reach(self, event: str) -> None:
+        """Tell an event, and die if it is the one."""
+        if self.due(event):
+            self.die()
+
+    def due(self, event: str) -> bool:
+        """Tell an event; whether it is the one at which the process is to die."""
+        rebase = "rebase " if getattr(self._thread, "rebase", False) else ""
+        whole = f"{self.phase} {rebase}{event}"
+        with self._lock:
+            matching = {point.name for point in POINTS if re.match(point.pattern, whole)}
+            self.counts.update(matching)
+            found = self._name in matching and self.counts[self._name] == self._call
+            if found:
+                self._told.write_text(whole)
+            return found
+
+    @contextlib.contextmanager
+    def rebasing(self, rebase: bool) -> Generator[None]:
+        """Mark the events of this thread as parts of a rebase, if it is one."""
+        self._thread.rebase = rebase
+        try:
+            yield
+        finally:
+            self._thread.rebase = False
+
+    def die(self) -> NoReturn:
+        """End this process as `kill -9` does."""
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("a killed process goes on")
+
+    def install(self) -> None:
+        """Wrap the real functions, for the rest of this process."""
+        _tap_writes(self)
+        _tap_reads_and_deletes(self)
+        _tap_rebases(self)
+        _tap_work(self)
+
+
+def _place(storage: LocalStorage, name: str) -> str:
+    warm = any(part.endswith("-warm") for part in storage.root.parts)
+    return f"{'warm' if warm else 'data'}/{name}"
+
+
+def _tap_writes(tap: Tap) -> None:
+    real_create_file = LocalStorage.create_file
+
+    def halved(write: WriteFile) -> WriteFile:
+        def write_half(path: Path) -> None:
+            write(path)
+            os.truncate(path, path.stat().st_size // 2)
+            tap.die()
+
+        return write_half
+
+    def writing(operation: str) -> Callable[[LocalStorage, str, bytes], None]:
+        real = getattr(LocalStorage, operation)
+
+        def call(storage: LocalStorage, name: str, data: bytes) -> None:
+            event = f"{operation} {_place(storage, name)}"
+            tap.reach(f"before {event}")
+            if tap.due(f"half {event}"):
+                real_create_file(storage, name, halved(lambda path: path.write_bytes(data)))
+            real(storage, name, data)
+            tap.reach(f"after {event}")
+
+        return call
+
+    def create_file(storage: LocalStorage, name: str, write: WriteFile) -> int:
+        event = f"create_file {_place(storage, name)}"
+        tap.reach(f"before {event}")
+        size = real_create_file(storage, name, halved(write) if tap.due(f"half {event}") else write)
+        tap.reach(f"after {event}")
+        return size
+
+    real_append = metrics._append
+
+    def append(path: Path, data: bytes) -> None:
+        if tap.due("half append"):
+            real_append(path, data[: len(data) // 2])
+            tap.die()
+        real_append(path, data)
+
+    LocalStorage.create, LocalStorage.replace = writing("create"), writing("replace")
+    LocalStorage.create_file, metrics._append = create_file, append
+
+
+def _tap_reads_and_deletes(tap: Tap) -> None:
+    real_delete_folder = LocalStorage.delete_folder
+
+    def calling(operation: str) -> Callable[[LocalStorage, str], Any]:
+        real = getattr(LocalStorage, operation)
+
+        def call(storage: LocalStorage, name: str) -> Any:
+            event = f"{operation} {_place(storage, name)}"
+            tap.reach(f"before {event}")
+            result = real(storage, name)
+            tap.reach(f"after {event}")
+            return result
+
+        return call
+
+    def delete_folder(storage: LocalStorage, folder: str) -> None:
+        path, event = storage.root / folder, f"delete_folder {_place(storage, folder)}"
+        tap.reach(f"before {event}")
+        if path.exists() and tap.due(f"half {event}"):
+            entries = sorted(path.iterdir())
+            for entry in entries[: len(entries) // 2]:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            tap.die()
+        real_delete_folder(storage, folder)
+        tap.reach(f"after {event}")
+
+    for operation in ("read", "local_file", "delete"):
+        setattr(LocalStorage, operation, calling(operation))
+    LocalStorage.delete_folder = delete_folder
+
+
+def _tap_rebases(tap: Tap) -> None:
+    real_save, real_publish = CheckpointStore.save, VersionChain.publish
+
+    def save(store: CheckpointStore, checkpoint: Any, created_at: float) -> Any:
+        chained = any(store.manifest(name).base is not None for name in store.names())
+        with tap.rebasing(checkpoint.base is None and chained):
+            return real_save(store, checkpoint, created_at)
+
+    def publish(chain: VersionChain, version: Any, parent: Any, weights: Any) -> Any:
+        chained = parent is not None and chain.exists(parent) and chain.manifest(parent).kind == "delta"
+        with tap.rebasing(chained):
+            return real_publish(chain, version, parent, weights)
+
+    CheckpointStore.save, VersionChain.publish = save, publish
+
+
+def _tap_work(tap: Tap) -> None:
+    real_generate, real_take_step = TransformersEngine.generate, LocalLearner.take_step
+
+    async def generate(engine: TransformersEngine, *arguments: Any) -> AsyncGenerator[Completion]:
+        async with contextlib.aclosing(real_generate(engine, *arguments)) as completions:
+            async for completion in completions:
+                tap.reach("after completion")
+                yield completion
+
+    def take_step(learner: LocalLearner, *arguments: Any, **options: Any) -> Any:
+        tap.reach("before updates")
+        return real_take_step(learner, *arguments, **options)
+
+    TransformersEngine.generate, LocalLearner.take_step = generate, take_step
+    register_optimizer_step_post_hook(lambda *_: tap.reach("after optimiser"))
