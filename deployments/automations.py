@@ -78,7 +78,7 @@ async def _recover_automation(client: PrefectClient) -> AutomationCore:
             RunDeployment(
                 source="selected",
                 deployment_id=deployment.id,
-                parameters={"flow_run": "{{ flow_run.id }}"},
+                parameters={"flow_run": "{{ flow_run.id | string }}"},
                 job_variables=None,
             )
         ],

@@ -64,7 +64,7 @@ async def crashed_runs(client: PrefectClient) -> list[FlowRun]:
         flow_run_filter=FlowRunFilter(
             deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]),
             state=in_states([StateType.CRASHED]),
-            end_time=FlowRunFilterEndTime(after_=datetime.now(UTC) - LOOK_BACK),
+            end_time=FlowRunFilterEndTime.model_validate({"after_": datetime.now(UTC) - LOOK_BACK}),
         ),
         sort=FlowRunSort.END_TIME_DESC,
     )
