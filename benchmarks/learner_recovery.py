@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import yaml
 from elastic.live_run import PATIENCE, summary
 from prefect.client.orchestration import get_client
 
 from deployments.platform import local_platform
 from deployments.platform_state import PlatformState
 from flows.names import LEARNER_POOL, TRAIN_DEPLOYMENT
+from gyre_core.config import load_config
 from gyre_core.monitor.metrics import StepMetrics, read_metrics
 from gyre_core.training.recovery_report import PHASES
 
@@ -47,7 +47,7 @@ BARS = {False: 25.0, True: 40.0}
 
 async def start_run(output: Path, seed: int) -> None:
     """Start training through its deployment."""
-    config = yaml.safe_load(QUICKSTART.read_text())
+    config = load_config(QUICKSTART).model_dump(mode="json", exclude_unset=True)
     config["experiment"] |= {"output": str(output), "seed": seed, "steps": 100_000}
     config |= {"checkpoint": CHECKPOINT, "evaluation": {"every": 0}}
     async with get_client() as client:
