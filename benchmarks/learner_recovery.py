@@ -39,8 +39,8 @@ from gyre_core.training.recovery_report import PHASES
 NAME, RUN_ID = "quickstart", "a"
 QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart.yaml"
 CHECKPOINT = {"incremental": True, "every": 5, "replay_budget": 5, "dual_write": True}
-FIRST_STEPS = (8, 14)
-"""The kill comes after one of these steps, when there are increments."""
+FIRST_STEPS = (11, 18)
+"""The kill comes at one of these steps: the checkpoint after step 5 is a full one, the next an increment."""
 BARS = {False: 25.0, True: 40.0}
 """Seconds that may pass until the run learns again, without and with the death of its Prefect worker."""
 
