@@ -84,6 +84,13 @@ DEPLOYMENTS = (
         {**_RUN, "decision": "Number of the scaling decision that asked for it."},
     ),
     FlowDeployment(
+        "recover",
+        "flows.recover.recover",
+        CONTROL_POOL,
+        "Starts a training run again whose flow run has crashed, unless that was done or it crashes again and again.",
+        {"flow_run": "Id of the crashed flow run."},
+    ),
+    FlowDeployment(
         RECURRING_FLOW,
         "flows.recurring.recurring",
         CONTROL_POOL,

@@ -77,6 +77,11 @@ def forget(flow_run: UUID) -> None:
     (flow_home() / f"{flow_run}.pid").unlink(missing_ok=True)
 
 
+def was_started_here(flow_run: UUID) -> bool:
+    """Whether the process of a flow run was one of this machine, by the log that it left."""
+    return (flow_home() / f"{flow_run}.log").exists()
+
+
 def prune_logs() -> None:
     """Remove all but the newest logs of processes that have ended."""
     logs = sorted(flow_home().glob("*.log"), key=lambda file: file.stat().st_mtime, reverse=True)

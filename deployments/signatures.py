@@ -7,10 +7,11 @@ import importlib.util
 import inspect
 from pathlib import Path
 from typing import Literal
+from uuid import UUID
 
 from flows.forms import FormConfig
 
-_TYPES = {"FormConfig": FormConfig, "Literal": Literal}
+_TYPES = {"FormConfig": FormConfig, "Literal": Literal, "UUID": UUID}
 """Names that the annotations of flows may use, beside the built-in types."""
 
 

@@ -29,7 +29,7 @@ from deployments.dead_runs import DeadRuns, end_flow_processes
 from deployments.deploy import deploy
 from deployments.drain import drain
 from deployments.exit_codes import FAILED, USER_ERROR
-from deployments.flow_processes import flow_processes, prune_logs
+from deployments.flow_processes import flow_processes, prune_logs, was_started_here
 from deployments.home import gyre_home, last_lines, locked
 from deployments.local import (
     LocalServer,
@@ -51,13 +51,14 @@ from deployments.pools import POOLS
 from deployments.prefect_workers import is_online, start_prefect_worker, worker_log
 from deployments.processes import ProcessId, end_processes, reap
 from deployments.restarts import Restarts
+from flows.recover import crashed_runs, recover_run
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 """Pause between two looks at what is supervised."""
 STUCK_LOOKS = 20
-"""Looks between two at runs that are stuck on their way to a process."""
+"""Looks between two at runs that are stuck on their way to a process, or crashed without a process that ended here."""
 ONLINE_TIMEOUT = 90.0
 """Seconds until a Prefect worker must have reached the server."""
 DRAIN_TIMEOUT = 60.0
@@ -193,11 +194,14 @@ class Supervisor:
 
     async def _look_after_runs(self, looks: int) -> None:
         try:
-            if flow_processes():
+            processes = flow_processes().values()
+            if processes:
                 await self._settle_runs()
             if looks % STUCK_LOOKS == 0 and self._state.local:
                 async with get_client() as client:
                     await self._dead_runs.release_stuck(client)
+            if looks % STUCK_LOOKS == 0 or not all(process.running() for process in processes):
+                await self._recover_runs()
         except httpx.HTTPError:
             pass  # The server is away, or refuses to speak of a run that it was rid of; the next look is soon.
         except Exception:
@@ -206,6 +210,13 @@ class Supervisor:
     async def _settle_runs(self) -> None:
         async with get_client() as client:
             await self._dead_runs.settle(client, self._state.worker_processes())
+
+    async def _recover_runs(self) -> None:
+        """Start training again that has crashed here, whoever told Prefect so."""
+        async with get_client() as client:
+            for run in await crashed_runs(client):
+                if was_started_here(run.id):
+                    await recover_run(client, run)
 
     async def _tell_ends(self) -> None:
         """Tell Prefect of the processes that were killed on the way down."""

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 async def close_run(client: PrefectClient, flow_run: FlowRun, state: State) -> None:
     """Set a flow run and all open flow and task runs below it to a final state."""
-    await _close_below(client, flow_run.id, state)
+    await close_below(client, flow_run.id, state)
     await client.set_flow_run_state(flow_run.id, state.fresh_copy(), force=True)
 
 
@@ -36,12 +36,13 @@ async def close_steps(flow_run: UUID) -> None:
     """
     try:
         async with get_client() as client:
-            await _close_below(client, flow_run, Crashed(message="Its run gave it up."))
+            await close_below(client, flow_run, Crashed(message="Its run gave it up."))
     except httpx.HTTPError as error:
         logger.warning("steps that were given up may be shown as open: %r", error)
 
 
-async def _close_below(client: PrefectClient, parent: UUID, state: State) -> None:
+async def close_below(client: PrefectClient, parent: UUID, state: State) -> None:
+    """Set all open flow and task runs below a flow run to a final state."""
     children = await client.read_flow_runs(
         flow_run_filter=FlowRunFilter(
             parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[parent]),

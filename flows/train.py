@@ -27,6 +27,7 @@ from flows.rl_step import rl_step
 from flows.scoring import function_runner
 from flows.termination import cancelled_by_sigterm, to_the_end
 from flows.workers import rollout_workers
+from gyre_core.cluster.epochs import SupersededError
 from gyre_core.config.runnable import refuse_unbuilt
 from gyre_core.monitor.progress import ProgressDisplay
 from gyre_core.storage import OutOfSpaceError
@@ -193,8 +194,10 @@ class _Training:
         return Cancelled(message=f"interrupted after step {self._run.step}; go on with --resume")
 
     async def _keep_what_is_done(self, error: BaseException) -> None:
-        """Go back to the state after the last committed step, and save it."""
+        """Go back to the state after the last committed step, and save it; a run that is another's is left alone."""
         run = self._run
+        if isinstance(error, SupersededError):
+            return
         self._summarise("failed" if isinstance(error, Exception) else "interrupted", error)
         try:
             for step in list(run.open_steps):

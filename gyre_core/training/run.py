@@ -264,8 +264,10 @@ class TrainingRun:
     async def finish(self, step: int) -> None:
         """Log a committed step and, when one is due, write a checkpoint; tried again, does what is missing.
 
-        In this order, so that whoever resumes from the checkpoint finds the step in the log.
+        In this order, so that whoever resumes from the checkpoint finds the step in the log. Raises SupersededError
+        for a run that another process has taken over, whose log it is now.
         """
+        await asyncio.to_thread(require_current, self.storage, self.epoch)
         await self.guard.relieve(step)
         self.report(step)
         if self.saver.due or self.guard.wants_checkpoint:

@@ -121,6 +121,15 @@ class RunFolder:
         except FileNotFoundError:
             return {}
 
+    def present(self) -> bool:
+        """Whether a run was begun here."""
+        return (self.path / CONFIG).is_file()
+
+    def give_up(self, reason: str) -> None:
+        """Note, instead of an owner that died, why the run is not started again."""
+        summary = {**self.summary(), "status": "given up", "error": reason}
+        open_storage(self.path).replace(SUMMARY, json.dumps(summary, indent=2).encode())
+
     def acquire(self) -> None:
         """Become the run's only owner on this machine, until `release` or the process's end.
 

@@ -1,6 +1,7 @@
 """One platform for all tests here, as `gyre train` has it around a run, with toy flows in place of rollout workers."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def home(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, settings:
         folder = tmp_path_factory.mktemp("gyre home")
         patch.setenv("GYRE_HOME", str(folder))
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         patch.chdir(tmp_path_factory.mktemp("folder"))
         yield folder
 

@@ -38,7 +38,7 @@ async def replaced(pool, old):
 async def test_the_form_of_a_training_run_explains_every_field(client):
     deployment = await client.read_deployment_by_name("train/gyre")
     schema = deployment.parameter_openapi_schema
-    assert set(schema["properties"]) == {"config", "run_id", "resume"}
+    assert set(schema["properties"]) == {"config", "run_id", "resume", "resume_step", "resume_from"}
     assert all(value["description"] for value in schema["properties"].values())
     sections = schema["definitions"]["GyreConfig"]["properties"]
     assert {"experiment", "rollout", "learning", "elastic"} <= set(sections)
