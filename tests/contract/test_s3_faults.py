@@ -180,7 +180,7 @@ def test_a_service_without_space_is_told_at_once_and_nothing_is_left(faulty, mon
     assert storage.repeated() == {}
 
 
-@pytest.mark.parametrize("item", ["tensors.safetensors", "pool.parquet", "state.json", "manifest.json"])
+@pytest.mark.parametrize("item", ["tensors.safetensors", "manifest.json"])
 def test_a_checkpoint_without_space_leaves_the_one_before_it(faulty, item):
     storage, proxy, rival = faulty
     checkpoints = CheckpointStore(storage, keep=1)
