@@ -227,7 +227,7 @@ UNKNOWN = [
     ("learning: {beta: 1}", "learning.beta", "did you mean learning.kl_coef or learning.betas?"),
     ("learning.lr: 1", "learning.lr", "write `lr` below `learning:`."),
     ("models: {tiny: {layer: 1}}", "models.tiny.layer", "did you mean models.tiny.layers?"),
-    ("storage: {zzz: 1}", "storage.zzz", "known here: url, endpoint, block."),
+    ("storage: {zzz: 1}", "storage.zzz", "known here: url, endpoint, block, min_free, pause_timeout."),
     ("reward: {functions: [{path: a, weigth: 1}]}", "reward.functions[0].weigth", "mean reward.functions[0].weight?"),
 ]
 
