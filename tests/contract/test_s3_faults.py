@@ -14,6 +14,7 @@ import torch
 from s3_proxy import faulty_proxy
 from s3_servers import free_ports, seaweedfs
 
+from gyre_core.checkpoint.retention import Retention
 from gyre_core.checkpoint.store import Checkpoint, CheckpointStore
 from gyre_core.cluster.claims import claim
 from gyre_core.storage import OutOfSpaceError, S3Options, StorageError, open_storage, s3, s3_client
@@ -180,10 +181,10 @@ def test_a_service_without_space_is_told_at_once_and_nothing_is_left(faulty, mon
     assert storage.repeated() == {}
 
 
-@pytest.mark.parametrize("item", ["tensors.safetensors", "pool.parquet", "state.json", "manifest.json"])
+@pytest.mark.parametrize("item", ["tensors.safetensors", "manifest.json"])
 def test_a_checkpoint_without_space_leaves_the_one_before_it(faulty, item):
     storage, proxy, rival = faulty
-    checkpoints = CheckpointStore(storage, keep=1)
+    checkpoints = CheckpointStore(storage, Retention(1))
     checkpoints.save(checkpoint_of(1, size=10), 0.0)
     proxy.add("PUT", item, 507)
     with pytest.raises(OutOfSpaceError, match=f"no space left .*{item}"):
@@ -199,7 +200,7 @@ def test_a_seaweedfs_that_is_full_loses_nothing(tmp_path, monkeypatch):
     with seaweedfs(tmp_path, volumes=1, volume_megabytes=1) as server:
         storage = server.storage()
         monkeypatch.setattr(storage._client, "patience", 1.0)
-        checkpoints = CheckpointStore(storage, keep=9)
+        checkpoints = CheckpointStore(storage, Retention(9))
         saved, told = 0, ""
         while not told:
             try:
