@@ -11,12 +11,15 @@ from gyre_core.checkpoint.manifest import checkpoint_order
 from gyre_core.checkpoint.store import Checkpoint, CheckpointStore, CorruptCheckpointError
 from gyre_core.checkpoint.warm import copy_segments
 from gyre_core.config import GyreConfig
+from gyre_core.experience.replay import replayed_minibatches, segment_sizes
+from gyre_core.learner.repeatability import state_digest
 from gyre_core.monitor.metrics import METRICS_FILE
 from gyre_core.rollout.shared import START_POLICY
 from gyre_core.training.checkpoints import open_checkpoints
 from gyre_core.training.resume import check_fingerprint
 from gyre_core.training.run import TrainingRun
 from gyre_core.training.run_folder import RunFolder, checkpoint_storage, run_storage, warm_storage
+from gyre_core.training.saver import LearnerState
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +53,7 @@ def recover(run: TrainingRun, names: Sequence[str], *, forked: bool) -> Checkpoi
                 check_fingerprint(checkpoint.state["fingerprint"], run.fingerprint, forked=forked)
                 if warm is not None and (restored := copy_segments(warm, run.storage, checkpoint.segments)):
                     logger.warning("%d segments that the pool has lost came back from %s", restored, warm.url)
-                run.restore(checkpoint)
+                restore(run, checkpoint)
         except CorruptCheckpointError as error:
             logger.warning("skipping %s", error)
             continue
@@ -60,6 +63,36 @@ def recover(run: TrainingRun, names: Sequence[str], *, forked: bool) -> Checkpoi
     if names:
         raise CorruptCheckpointError(f"none of the {len(names)} checkpoints of the run {run.key} can be restored")
     return None
+
+
+def restore(run: TrainingRun, checkpoint: Checkpoint) -> None:
+    """Bring the whole run to the state in a checkpoint.
+
+    Raises CorruptCheckpointError when the learner cannot be brought to it.
+    """
+    learner = run.saver.learner_state(checkpoint)
+    run.learner.load_state(learner.tensors, learner.counters)
+    with run.recovery.timed("replay"):
+        _replay(run, checkpoint, learner)
+    run.recovery.steps = len(learner.records)
+    run.restore(checkpoint)
+    run.saver.resumed(checkpoint, learner, segment_sizes(run.storage, learner.records))
+
+
+def _replay(run: TrainingRun, checkpoint: Checkpoint, learner: LearnerState) -> None:
+    """Train again on what was trained on since the full checkpoint, and check what came out."""
+    on_policy, smallest = run.config.rollout.max_lag == 0, run.credit.smallest_group
+    try:
+        for minibatches in replayed_minibatches(run.storage, learner.records, smallest):
+            run.learner.take_step(minibatches, on_policy)
+    except (FileNotFoundError, ValueError) as error:
+        raise CorruptCheckpointError(f"checkpoint {checkpoint.name} cannot be repeated: {error}") from error
+    if learner.digest is not None and state_digest(*run.learner.state()) != learner.digest:
+        raise CorruptCheckpointError(
+            f"checkpoint {checkpoint.name}: the {len(learner.records)} steps after {checkpoint.base} led to other "
+            "weights when they were repeated here, as happens with another number of threads or another release of "
+            "torch"
+        )
 
 
 def copy_source(source: RunFolder, config: GyreConfig, folder: RunFolder, step: int | None) -> None:

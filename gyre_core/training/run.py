@@ -13,16 +13,14 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from gyre_core.checkpoint.store import Checkpoint, CorruptCheckpointError
+from gyre_core.checkpoint.store import Checkpoint
 from gyre_core.cluster.epochs import SupersededError, require_current
 from gyre_core.cluster.waiting import Awaited, wait_for_work
 from gyre_core.config import GyreConfig
 from gyre_core.data.cursor import PromptCursor
 from gyre_core.experience.pool import Pool
-from gyre_core.experience.replay import replayed_minibatches, segment_sizes
 from gyre_core.experience.segments import segment_names
 from gyre_core.learner.local import LocalLearner
-from gyre_core.learner.repeatability import state_digest
 from gyre_core.monitor.completions import write_completions
 from gyre_core.monitor.health import Alarm, Alarms
 from gyre_core.monitor.metrics import MetricsWriter
@@ -37,7 +35,7 @@ from gyre_core.training.forecast import bytes_text
 from gyre_core.training.recovery_report import Recovery
 from gyre_core.training.remote import RemoteRollout
 from gyre_core.training.run_folder import RunFolder
-from gyre_core.training.saver import RANDOM, LearnerState, Saver
+from gyre_core.training.saver import RANDOM, Saver
 from gyre_core.training.space_guard import PauseExpiredError, SpaceGuard
 from gyre_core.training.step import OpenStep, StepResult
 from gyre_core.training.turns import Turns
@@ -393,43 +391,19 @@ class TrainingRun:
         self._saved_step = self.step
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to a checkpoint, exactly; the version is one of this epoch, yet to be published.
-
-        Raises CorruptCheckpointError when the learner cannot be brought to its state.
-        """
+        """Go back to a checkpoint, exactly, but for the learner; the version is of this epoch, yet to be published."""
         state = checkpoint.state
-        learner = self.saver.learner_state(checkpoint)
-        self.learner.load_state(learner.tensors, learner.counters)
-        with self.recovery.timed("replay"):
-            self._replay(checkpoint, learner)
-            self.recovery.steps = len(learner.records)
         torch.set_rng_state(checkpoint.tensors[RANDOM])
         self.credit.load_state(state["credit"])
         self.alarms.load_state(state["alarms"])
-        smallest = self.credit.smallest_group
-        self.pool = Pool.restore(self.storage, self.config.experience, self.epoch, checkpoint.tables["pool"], smallest)
-        self.saver.resumed(checkpoint, learner, segment_sizes(self.storage, learner.records))
+        table, smallest = checkpoint.tables["pool"], self.credit.smallest_group
+        self.pool = Pool.restore(self.storage, self.config.experience, self.epoch, table, smallest)
         self._active_before = state["active_seconds"]
         self.samples_seen, self.tokens_seen = state["samples_seen"], state["tokens_seen"]
         self.scaling_state = state["scaling"]
         self.step = checkpoint.step
         self.version = self.start_version = PolicyVersion(self.epoch, state["version"]["number"])
         self.turns, self.reports = Turns(self.step + 1), Turns(self.step + 1)
-
-    def _replay(self, checkpoint: Checkpoint, learner: LearnerState) -> None:
-        """Train again on what was trained on since the full checkpoint, and check what came out."""
-        on_policy, smallest = self.config.rollout.max_lag == 0, self.credit.smallest_group
-        try:
-            for minibatches in replayed_minibatches(self.storage, learner.records, smallest):
-                self.learner.take_step(minibatches, on_policy)
-        except (FileNotFoundError, ValueError) as error:
-            raise CorruptCheckpointError(f"checkpoint {checkpoint.name} cannot be repeated: {error}") from error
-        if learner.digest is not None and state_digest(*self.learner.state()) != learner.digest:
-            raise CorruptCheckpointError(
-                f"checkpoint {checkpoint.name}: the {len(learner.records)} steps after {checkpoint.base} led to other "
-                "weights when they were repeated here, as happens with another number of threads or another release "
-                "of torch"
-            )
 
     async def close(self) -> None:
         """End the parts and give up the run; the state on storage stays."""
