@@ -102,6 +102,8 @@ def memory_forecast(
         "base": 2 * policy.parameters * width if adapters else 0,
         # Of weights and moments.
         "snapshot": _checkpoint_bytes(policy.trained + critic_parameters),
+        # The state that differences are from, and the present one while a difference is made.
+        "increments": 2 * _checkpoint_bytes(policy.trained + critic_parameters) * _holds_differences(config),
         # Copies that the next difference and the engine are made of.
         "versions": most_held(policy.parameters * width),
         # The weights it holds, and those that it is loading.
@@ -113,6 +115,10 @@ def memory_forecast(
         "activations": activations + logits,
     }
     return {name: float(size) for name, size in forecast.items() if size}
+
+
+def _holds_differences(config: GyreConfig) -> bool:
+    return config.checkpoint.incremental and config.checkpoint.exact == "always"
 
 
 def bytes_text(size: float) -> str:

@@ -94,6 +94,13 @@ def test_adapters_are_all_that_is_trained_and_their_base_is_the_reference():
     assert disk_forecast(config, adapted, 3, None)["checkpoints"] == 120_000 * (config.checkpoint.keep + 1)
 
 
+def test_increments_that_are_differences_hold_the_state_twice():
+    settings = {"incremental": True, "exact": "always"}
+    assert memory_forecast(config_of(checkpoint=settings), POLICY, None)["increments"] == 24 * MILLION
+    for other in ({"exact": "always"}, settings | {"exact": "replay"}):
+        assert "increments" not in memory_forecast(config_of(checkpoint=other), POLICY, None)
+
+
 def test_few_large_versions_are_held():
     """The newest and the one being published, and as many more as 512 MiB hold; four at the most."""
     for parameters, versions in ((10**6, 5), (60 * 10**6, 3), (10**9, 2)):
