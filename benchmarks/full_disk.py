@@ -8,9 +8,9 @@ Three runs of one configuration, on-policy on one thread, so that all must end w
 - guarded on such a volume. After three quarters of the steps a neighbour takes what is left; the run pauses, is given
   the space back after some seconds, and goes on.
 
-The small volumes are tmpfs. Where nothing may be mounted, the unguarded run is left out, and the guarded one takes place
-on the volume of temporary files, with `storage.min_free` so high that 200 MB are left to it and whoever else writes
-there, which only the neighbour fills. The last line is one JSON object.
+The small volumes are tmpfs. Where nothing may be mounted, the unguarded run is left out, and the guarded one takes
+place on the volume of temporary files, with `storage.min_free` so high that 200 MB are left to it and whoever else
+writes there, which only the neighbour fills. The last line is one JSON object.
 
     python benchmarks/full_disk.py [--steps 60]
 """
