@@ -79,8 +79,13 @@ def moto(folder: Path) -> Generator[S3Server]:
 
 
 @contextmanager
-def seaweedfs(folder: Path, *, volumes: int = 0, volume_megabytes: int = 64) -> Generator[S3Server]:
-    """A SeaweedFS server that stores in so many files of a size, 0 for as many as the disk holds."""
+def seaweedfs(
+    folder: Path, *, name: str = "SeaweedFS", volumes: int = 0, volume_megabytes: int = 64
+) -> Generator[S3Server]:
+    """A SeaweedFS server that stores in so many files of a size, 0 for as many as the disk holds.
+
+    Servers that live at the same time have other names.
+    """
     users = [("gyre", "gyre-secret-7", ["Admin"]), (READER.access_key, READER.secret_key, ["Read", "List"])]
     identities = [
         {"name": name, "credentials": [{"accessKey": name, "secretKey": secret}], "actions": actions}
@@ -104,7 +109,7 @@ def seaweedfs(folder: Path, *, volumes: int = 0, volume_megabytes: int = 64) -> 
     command += [f"-{name}={port}" for name, port in ports.items()]
     url = f"http://127.0.0.1:{ports['s3.port']}"
     with _running(command, folder, f"{url}/status"):
-        server = _introduce("SeaweedFS", url, fresh_buckets=False)
+        server = _introduce(name, url, fresh_buckets=False)
         _make_bucket(server.options, BUCKET)
         yield server
 

@@ -197,7 +197,7 @@ def test_a_checkpoint_without_space_leaves_the_one_before_it(faulty, item):
 
 def test_a_seaweedfs_that_is_full_loses_nothing(tmp_path, monkeypatch):
     """Of its reasons it says no more than 500, so that it is asked again until patience ends."""
-    with seaweedfs(tmp_path, volumes=1, volume_megabytes=1) as server:
+    with seaweedfs(tmp_path, name="small", volumes=1, volume_megabytes=1) as server:
         storage = server.storage()
         monkeypatch.setattr(storage._client, "patience", 1.0)
         checkpoints = CheckpointStore(storage, Retention(9))
