@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from uuid import UUID
 
@@ -22,6 +23,9 @@ from flows.states import OPEN_STATES, in_states
 
 logger = logging.getLogger(__name__)
 
+SECOND_LOOK = 0.5
+"""Seconds until what a run gave up is looked for once more."""
+
 
 async def close_run(client: PrefectClient, flow_run: FlowRun, state: State) -> None:
     """Set a flow run and all open flow and task runs below it to a final state."""
@@ -36,7 +40,10 @@ async def close_steps(flow_run: UUID) -> None:
     """
     try:
         async with get_client() as client:
-            await close_below(client, flow_run, Crashed(message="Its run gave it up."))
+            for pause in SECOND_LOOK, 0.0:
+                await close_below(client, flow_run, Crashed(message="Its run gave it up."))
+                # What was on its way to the server when its sender was cancelled arrives a moment later.
+                await asyncio.sleep(pause)
     except httpx.HTTPError as error:
         logger.warning("steps that were given up may be shown as open: %r", error)
 

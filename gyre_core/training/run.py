@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
@@ -234,6 +234,18 @@ class TrainingRun:
         except FATAL_ERRORS as error:
             self.fatal = error
             raise
+        except Exception as error:
+            # Who was superseded misses what the new owner has cleared away, before it looks who owns the run.
+            with suppress(OSError):
+                self._require_ownership(error)
+            raise
+
+    def _require_ownership(self, error: Exception) -> None:
+        try:
+            require_current(self.storage, self.epoch)
+        except SupersededError as superseded:
+            self.fatal = superseded
+            raise superseded from error
 
     async def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate the policy as `step` left it and log the result; asked again, returns the same.

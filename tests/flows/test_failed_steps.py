@@ -25,7 +25,7 @@ def summary(run):
         (Fault("storage", "create", "/admit-", after=True, times=ALWAYS), 1),
         (Fault("learner", "apply", after=True, call=1, times=ALWAYS), 1),
         (Fault("chain", "retain", times=ALWAYS), 1),
-        (Fault("pool", "pin_from", step=3, times=ALWAYS), 2),
+        (Fault("saver.store", "save", after=True, step=3, times=ALWAYS), 2),
     ],
     ids=str,
 )
@@ -34,7 +34,7 @@ async def test_a_stopped_run_resumes_from_before_the_step_that_failed(tmp_path, 
     with opened_runs(monkeypatch, fault.inject) as runs, failure:
         await train(tiny_config(tmp_path, experiment=PATIENT, checkpoint=EVERY_STEP))
     assert fault.raised >= 2
-    assert runs[0].checkpoints.steps()[-1] == done
+    assert runs[0].saver.store.steps()[-1] == done
     assert (summary(runs[0])["status"], summary(runs[0])["steps"]) == ("failed", done)
     assert "InjectedError" in summary(runs[0])["error"]
     # What is exported now is the policy of the last committed step.

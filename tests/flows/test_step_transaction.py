@@ -46,10 +46,10 @@ ADMISSION = [
 ]
 RECORDS = [
     Fault("metrics", "write", after=True, step=3),
-    Fault("storage", "create_file", "checkpoints/00000002", step=3),
-    Fault("storage", "create_file", "checkpoints/00000002", step=3, after=True, call=1),
-    Fault("storage", "create", "checkpoints/00000002", step=3, call=1),
-    Fault("storage", "create", "checkpoints/00000002", step=3, after=True, call=1),
+    Fault("saver.store._storage", "create_file", "checkpoints/00000002", step=3),
+    Fault("saver.store._storage", "create_file", "checkpoints/00000002", step=3, after=True, call=1),
+    Fault("saver.store._storage", "create", "checkpoints/00000002", step=3, call=1),
+    Fault("saver.store._storage", "create", "checkpoints/00000002", step=3, after=True, call=1),
     Fault("pool", "pin_from", step=3),
 ]
 
@@ -119,7 +119,7 @@ async def test_runs_of_other_seeds_differ(tmp_path, reference):
         Fault("storage", "create", "policy/", after=True),
         Fault("storage", "create", "pool/", after=True),
         Fault("storage", "create", "/consume-", after=True),
-        Fault("storage", "create", "checkpoints/00000002", step=3, call=1),
+        Fault("saver.store._storage", "create", "checkpoints/00000002", step=3, call=1),
     ],
     ids=str,
 )
