@@ -72,7 +72,7 @@ async def _train(config: GyreConfig, run_id: str | None, origin: Origin) -> tupl
     state: State[Any] = await cast(Any, train)(
         config,
         run_id=run_id,
-        resume=origin.resume,
+        resume=origin.resumes,
         resume_step=origin.step,
         resume_from=origin.source,
         return_state=True,

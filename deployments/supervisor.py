@@ -216,7 +216,10 @@ class Supervisor:
         async with get_client() as client:
             for run in await crashed_runs(client):
                 if was_started_here(run.id):
-                    await recover_run(client, run)
+                    try:
+                        await recover_run(client, run)
+                    except (ValueError, OSError):  # The others shall not wait for this one.
+                        logger.exception("crashed flow run %s cannot go on yet, and is looked at again", run.id)
 
     async def _tell_ends(self) -> None:
         """Tell Prefect of the processes that were killed on the way down."""

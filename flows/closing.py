@@ -40,10 +40,11 @@ async def close_steps(flow_run: UUID) -> None:
     """
     try:
         async with get_client() as client:
-            for pause in SECOND_LOOK, 0.0:
-                await close_below(client, flow_run, Crashed(message="Its run gave it up."))
-                # What was on its way to the server when its sender was cancelled arrives a moment later.
-                await asyncio.sleep(pause)
+            gave_up = Crashed(message="Its run gave it up.")
+            await close_below(client, flow_run, gave_up)
+            # What was on its way to the server when its sender was cancelled arrives a moment later.
+            await asyncio.sleep(SECOND_LOOK)
+            await close_below(client, flow_run, gave_up)
     except httpx.HTTPError as error:
         logger.warning("steps that were given up may be shown as open: %r", error)
 

@@ -117,17 +117,13 @@ class PrefectFleet:
         """The names of the workers whose flow runs had ended at the last look."""
         return [worker_name(run.parameters["slot"], run.parameters["generation"]) for run in self._ended.values()]
 
-    async def any_ended(self) -> bool:
+    async def any_ended(self, client: PrefectClient) -> bool:
         """Whether the flow run of a worker has ended since the last look; one light question to the server."""
         if not self._open:
             return False
-        async with get_client() as client:
-            ended = await client.count_flow_runs(
-                flow_run_filter=FlowRunFilter(
-                    id=FlowRunFilterId(any_=[run.id for run in self._open.values()]), state=in_states(TERMINAL_STATES)
-                )
-            )
-        return ended > 0
+        known = FlowRunFilterId(any_=[run.id for run in self._open.values()])
+        ended = FlowRunFilter(id=known, state=in_states(TERMINAL_STATES))
+        return await client.count_flow_runs(flow_run_filter=ended) > 0
 
     async def open_workers(self) -> list[str]:
         """The names of the workers whose flow runs have not ended."""

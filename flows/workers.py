@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 
 import httpx
+from prefect.client.orchestration import get_client
 from prefect.events import emit_event
 from prefect.exceptions import ObjectNotFound
 
@@ -89,11 +90,12 @@ class _Workers:
     async def _pause(self) -> None:
         """Wait for the next pass, or for the end of a worker."""
         deadline = time.monotonic() + RECONCILE_SECONDS
-        while time.monotonic() < deadline:
-            await asyncio.sleep(NOTICE_SECONDS)
-            with suppress(httpx.HTTPError):  # The next pass tells that Prefect is away.
-                if await self._fleet.any_ended():
-                    return
+        async with get_client() as client:
+            while time.monotonic() < deadline:
+                await asyncio.sleep(NOTICE_SECONDS)
+                with suppress(httpx.HTTPError):  # The next pass tells that Prefect is away.
+                    if await self._fleet.any_ended(client):
+                        return
 
     async def keep_scaling(self) -> None:
         """Decide every `elastic.scale_interval` how many workers are wanted."""

@@ -1,7 +1,8 @@
 """When a checkpoint is due, and whether it is a full one; pure.
 
-The law. A checkpoint is due `interval` seconds after the last one, or `every` steps after it where that is set, and at
-once when the last evaluation found a better policy than all before and the best are to be kept. It is a full one
+The law. A checkpoint is due `interval` seconds after the last one, or `every` steps after it where that is set, and
+with the next step when an evaluation found a better policy than all before and the best are to be kept. It is a full
+one
 
 - when increments are off, or there is no full one of this run's line to build on;
 - when it is to be kept for itself: the end of the run, a step that `keep_every` names, the best so far;

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 FORMAT = 4
 
@@ -17,20 +18,18 @@ class ObjectRecord:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointManifest:
-    """A complete checkpoint: the state after `step` RL steps, written in `epoch`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFacts:
+    """What is known of a checkpoint without its objects: it is the state after `step` RL steps, written in `epoch`.
 
     `base` is the name of the full checkpoint that an increment builds on, None for a full one. `segments` are the
     objects of the experience pool that it refers to, and `pinned_bytes` the bytes of those that an increment makes the
-    learner's state of; all stay while the run may go on from it. `score` is the held-out reward of the evaluation
-    before it, None without one. `created_at` is seconds since 1970, for people to read; nothing is ordered by it.
+    learner's state of; all stay while the run may go on from it. `score` is the held-out reward of an evaluation, in
+    the first checkpoint after it.
     """
 
     step: int
     epoch: int
-    objects: Mapping[str, ObjectRecord]
-    created_at: float
     base: str | None = None
     segments: tuple[str, ...] = ()
     pinned_bytes: int = 0
@@ -40,6 +39,21 @@ class CheckpointManifest:
     def name(self) -> str:
         """Its folder below `checkpoints/`."""
         return checkpoint_name(self.step, self.epoch)
+
+    def facts(self) -> dict[str, Any]:
+        """These facts, to make another object of that has them."""
+        return {field.name: getattr(self, field.name) for field in fields(CheckpointFacts)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointManifest(CheckpointFacts):
+    """A complete checkpoint, by its objects.
+
+    `created_at` is seconds since 1970, for people to read; nothing is ordered by it.
+    """
+
+    objects: Mapping[str, ObjectRecord]
+    created_at: float
 
     @property
     def size(self) -> int:
@@ -54,11 +68,11 @@ class CheckpointManifest:
     def from_json(cls, data: bytes) -> CheckpointManifest:
         """Read `to_json`; raises ValueError for anything else."""
         try:
-            fields = json.loads(data)
-            if fields.pop("format") != FORMAT:
+            values = json.loads(data)
+            if values.pop("format") != FORMAT:
                 raise ValueError("written by another release of Gyre")
-            objects = {name: ObjectRecord(**record) for name, record in fields.pop("objects").items()}
-            return cls(objects=objects, segments=tuple(fields.pop("segments")), **fields)
+            objects = {name: ObjectRecord(**record) for name, record in values.pop("objects").items()}
+            return cls(objects=objects, segments=tuple(values.pop("segments")), **values)
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"not a checkpoint manifest: {error}") from error
 

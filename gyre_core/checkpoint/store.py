@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import torch
 from safetensors.torch import load_file, save_file
 
-from gyre_core.checkpoint.manifest import CheckpointManifest, ObjectRecord, checkpoint_name, checkpoint_order
+from gyre_core.checkpoint.manifest import CheckpointFacts, CheckpointManifest, ObjectRecord, checkpoint_order
 from gyre_core.checkpoint.retention import Retention
 from gyre_core.storage import OutOfSpaceError, Storage, WriteFile
 from gyre_core.weights.digests import bytes_digest, file_digest
@@ -42,29 +42,17 @@ class CorruptCheckpointError(RuntimeError):
     """A checkpoint has a manifest, but an object of it is missing or damaged, or what it gives is not what it was."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint(CheckpointFacts):
     """Everything that an exact resume needs: tensors by name, tables by name, and JSON values.
 
-    An increment names the full checkpoint that it builds on in `base`; `delta` is what turns that one's tensors into
-    its own, where it has one. `segments`, `pinned_bytes` and `score` are as in the manifest.
+    `delta` is what turns the tensors of an increment's base into its own, where it has one.
     """
 
-    step: int
-    epoch: int
     tensors: Mapping[str, torch.Tensor]
     tables: Mapping[str, pa.Table]
     state: Mapping[str, Any]
-    base: str | None = None
     delta: bytes = b""
-    segments: tuple[str, ...] = ()
-    pinned_bytes: int = 0
-    score: float | None = None
-
-    @property
-    def name(self) -> str:
-        """Its folder below `checkpoints/`."""
-        return checkpoint_name(self.step, self.epoch)
 
 
 @dataclass(slots=True)
@@ -97,33 +85,33 @@ class CheckpointStore:
         self._stores = (storage,) if warm is None else (warm, storage)
         self.sparing = False
         """Whether only the newest checkpoint stays beside those that are kept for themselves, as space is short."""
+        self.exact_from: int | None = None
+        """The step of the oldest checkpoint from which a run goes on exactly, for whose sake the pool keeps segments,
+        as the last `retain` found it. Those that are kept for their score or their step alone do not count."""
 
     def save(self, checkpoint: Checkpoint, created_at: float) -> CheckpointManifest:
         """Commit a checkpoint, then drop those that need not stay; returns its manifest.
 
         Raises OutOfSpaceError with nothing lost; an unfinished earlier try of the same step is replaced.
         """
+        if self._storage.exists(f"{FOLDER}/{checkpoint.name}/{MANIFEST}"):
+            manifest = _read_manifest(self._storage, checkpoint.name)
+        else:
+            manifest = self._commit(checkpoint, created_at)
+        self.retain()
+        return manifest
+
+    def _commit(self, checkpoint: Checkpoint, created_at: float) -> CheckpointManifest:
         folder = f"{FOLDER}/{checkpoint.name}"
-        if self._storage.exists(f"{folder}/{MANIFEST}"):
-            return self._read_manifest(self._storage, checkpoint.name)
         self._storage.delete_folder(folder)
         try:
-            manifest = CheckpointManifest(
-                checkpoint.step,
-                checkpoint.epoch,
-                self._write_objects(folder, checkpoint),
-                created_at,
-                checkpoint.base,
-                checkpoint.segments,
-                checkpoint.pinned_bytes,
-                checkpoint.score,
-            )
+            objects = self._write_objects(folder, checkpoint)
+            manifest = CheckpointManifest(**checkpoint.facts(), objects=objects, created_at=created_at)
             self._storage.create(f"{folder}/{MANIFEST}", manifest.to_json())
         except OutOfSpaceError:
             # What was written so far would only keep the disk full.
             self._storage.delete_folder(folder)
             raise
-        self.retain()
         return manifest
 
     def newest(self) -> Checkpoint | None:
@@ -144,22 +132,18 @@ class CheckpointStore:
         for item, record in manifest.objects.items():
             self._with_object(name, item, record, lambda path, item=item: contents.read(item, path))
         return Checkpoint(
-            manifest.step,
-            manifest.epoch,
-            contents.tensors,
-            contents.tables,
-            contents.state,
-            manifest.base,
-            contents.delta,
-            manifest.segments,
-            manifest.pinned_bytes,
-            manifest.score,
+            **manifest.facts(),
+            tensors=contents.tensors,
+            tables=contents.tables,
+            state=contents.state,
+            delta=contents.delta,
         )
 
     def is_whole(self, name: str) -> bool:
         """Whether every object of a checkpoint validates in one of the stores."""
         try:
-            self.load(name)
+            for item, record in self.manifest(name).objects.items():
+                self._with_object(name, item, record, lambda _: None)
         except CorruptCheckpointError:
             return False
         return True
@@ -169,28 +153,31 @@ class CheckpointStore:
         reasons: list[str] = []
         for store in self._stores:
             try:
-                return self._read_manifest(store, name)
+                return _read_manifest(store, name)
             except (OSError, ValueError) as error:
                 reasons.append(f"{store.url}: {error}")
         raise CorruptCheckpointError(f"checkpoint {name}: {'; '.join(reasons)}")
 
     def names(self) -> list[str]:
-        """Names of the committed checkpoints in either store, oldest first; one of a later epoch is newer."""
-        found = {name for store in self._stores for name in _committed(store)}
+        """Names of the committed checkpoints in either store, oldest first; one of a later epoch is newer.
+
+        Raises OSError when no store answers: that a run has none is another matter.
+        """
+        found: set[str] = set()
+        errors: list[OSError] = []
+        for store in self._stores:
+            try:
+                found.update(_committed(store))
+            except OSError as error:
+                logger.warning("the checkpoints in %s cannot be listed: %s", store.url, error)
+                errors.append(error)
+        if len(errors) == len(self._stores):
+            raise errors[-1]
         return sorted(found, key=checkpoint_order)
 
     def steps(self) -> list[int]:
         """Steps of the committed checkpoints, oldest first; one of a later epoch may be of an earlier step."""
         return [checkpoint_order(name)[1] for name in self.names()]
-
-    def exact_from(self) -> int | None:
-        """The step of the oldest checkpoint from which a run goes on exactly, for whose sake the pool keeps segments.
-
-        Those that are kept for their score or their step alone are left out. None when there is no checkpoint.
-        """
-        manifests = self._whole()
-        recent = self._current_retention.recent(manifests)
-        return min((manifest.step for manifest in manifests if manifest.name in recent), default=None)
 
     def copy_to(self, name: str, target: Storage) -> None:
         """Commit a checkpoint of this store to another one; raises CorruptCheckpointError when it is not whole."""
@@ -210,7 +197,10 @@ class CheckpointStore:
 
     def can_build_on(self, name: str) -> bool:
         """Whether the primary store has all bytes of a full checkpoint, so that an increment may build on it."""
-        return any(manifest.name == name and manifest.base is None for manifest in self._whole())
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            manifest = _read_manifest(self._storage, name)
+            return manifest.base is None and has_all_bytes(self._storage, manifest)
+        return False
 
     def problems(self, name: str) -> dict[str, list[str]]:
         """What is wrong with a checkpoint in each store, by the store's URL; an empty list says that it is whole."""
@@ -274,10 +264,6 @@ class CheckpointStore:
                 reasons.append(f"{item} cannot be read in {store.url}: {error}")
         raise CorruptCheckpointError(f"checkpoint {name}: {'; '.join(reasons)}")
 
-    @staticmethod
-    def _read_manifest(store: Storage, name: str) -> CheckpointManifest:
-        return CheckpointManifest.from_json(store.read(f"{FOLDER}/{name}/{MANIFEST}"))
-
     def _whole(self) -> list[CheckpointManifest]:
         """The manifests of the primary's checkpoints of which no object is missing or cut short; reads none of them."""
         found = whole_manifests(self._storage)
@@ -286,15 +272,13 @@ class CheckpointStore:
 
     def retain(self) -> None:
         """Delete what need not stay and is older than all of the newest, unfinished ones too."""
-        manifests, retention = self._whole(), self._current_retention
-        kept, oldest = retention.kept(manifests), retention.oldest(manifests)
+        manifests = self._whole()
+        retention = replace(self._retention, keep=1) if self.sparing else self._retention
+        kept, oldest, recent = retention.kept(manifests), retention.oldest(manifests), retention.recent(manifests)
+        self.exact_from = min((manifest.step for manifest in manifests if manifest.name in recent), default=None)
         for name in _begun(self._storage):
             if name not in kept and checkpoint_order(name) < oldest:
                 delete_checkpoint(self._storage, name)
-
-    @property
-    def _current_retention(self) -> Retention:
-        return replace(self._retention, keep=1) if self.sparing else self._retention
 
 
 def whole_manifests(store: Storage) -> list[CheckpointManifest]:
@@ -302,7 +286,7 @@ def whole_manifests(store: Storage) -> list[CheckpointManifest]:
     found: list[CheckpointManifest] = []
     for name in _committed(store):
         with contextlib.suppress(ValueError, FileNotFoundError):
-            manifest = CheckpointManifest.from_json(store.read(f"{FOLDER}/{name}/{MANIFEST}"))
+            manifest = _read_manifest(store, name)
             if has_all_bytes(store, manifest):
                 found.append(manifest)
     return found
@@ -326,7 +310,7 @@ def delete_checkpoint(store: Storage, name: str) -> None:
 def _problems(store: Storage, name: str) -> Iterator[str]:
     """What of a checkpoint is not as it should be in one store."""
     try:
-        manifest = CheckpointManifest.from_json(store.read(f"{FOLDER}/{name}/{MANIFEST}"))
+        manifest = _read_manifest(store, name)
     except FileNotFoundError:
         yield "not there"
         return
@@ -345,12 +329,12 @@ def _problems(store: Storage, name: str) -> Iterator[str]:
 
 
 def _committed(store: Storage) -> list[str]:
-    """Names of the complete checkpoints in a store, oldest first; none in a store that does not answer."""
-    try:
-        return [name for name in _begun(store) if store.exists(f"{FOLDER}/{name}/{MANIFEST}")]
-    except OSError as error:
-        logger.warning("the checkpoints in %s cannot be listed: %s", store.url, error)
-        return []
+    """Names of the complete checkpoints in a store, oldest first."""
+    return [name for name in _begun(store) if store.exists(f"{FOLDER}/{name}/{MANIFEST}")]
+
+
+def _read_manifest(store: Storage, name: str) -> CheckpointManifest:
+    return CheckpointManifest.from_json(store.read(f"{FOLDER}/{name}/{MANIFEST}"))
 
 
 def _begun(store: Storage) -> list[str]:

@@ -37,11 +37,13 @@ class WarmCopy:
         self._wanted = self._seen = 0
         self._closed = self._failing = False
         self._errors = 0
-        self._thread = threading.Thread(target=self._follow, name="warm-copy", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def committed(self, name: str) -> None:
         """Have the follower look, as the primary store has a new checkpoint."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._follow, name="warm-copy", daemon=True)
+            self._thread.start()
         with self._changed:
             self._committed = checkpoint_order(name)
             self._wanted += 1
@@ -60,12 +62,10 @@ class WarmCopy:
 
     def close(self, timeout: float) -> None:
         """Let the follower finish, for `timeout` seconds at the most, and end it."""
-        if not self.wait(timeout):
-            logger.warning(
-                "the warm store %s lacks the newest checkpoint: %.0f s were not enough to copy it",
-                self._warm.url,
-                timeout,
-            )
+        if self._thread is None:
+            return
+        if not self.wait(timeout) or self._copied < self._committed:
+            logger.warning("the run ends, and the warm store %s lacks its newest checkpoint", self._warm.url)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -112,7 +112,8 @@ def copy_missing(primary: Storage, warm: Storage, data: Storage) -> tuple[int, i
 
 def copy_segments(source: Storage, target: Storage, names: Iterable[str]) -> int:
     """Copy the segments that the target lacks and the source has; returns how many."""
-    missing = [name for name in names if not target.exists(name) and source.exists(name)]
+    there, known = set(target.list(POOL)), set(source.list(POOL))
+    missing = [name for name in names if name not in there and name in known]
     for name in missing:
         # One that was deleted meanwhile is needed by nobody any more.
         with contextlib.suppress(FileNotFoundError), source.local_file(name) as path:

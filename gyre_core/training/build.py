@@ -92,10 +92,12 @@ async def open_run(
     set_threads(config)
     rows, scorer = await _check(config, run_id, origin, runner)
     try:
-        folder = _find_folder(config, run_id) if origin.resume else RunFolder.create(config, run_id)
+        # Before there is a new folder, which would be the newest of the name.
+        source = _find_source(config, origin)
+        folder = _find_folder(config, run_id) if origin.resumes else RunFolder.create(config, run_id)
         try:
             folder.acquire()
-            run = await asyncio.to_thread(_build, config, folder, rows, scorer, origin)
+            run = await asyncio.to_thread(_build, config, folder, rows, scorer, origin, source)
             if run.remote is not None:
                 run.remote.start()
             run.recovery.opened()
@@ -103,7 +105,7 @@ async def open_run(
         except BaseException as error:
             folder.release()
             # A thread that was cancelled may still write there.
-            if isinstance(error, Exception) and not origin.resume:
+            if isinstance(error, Exception) and not origin.resumes:
                 shutil.rmtree(folder.path, ignore_errors=True)
             raise
     except BaseException:
@@ -127,14 +129,13 @@ async def _check(
     find_device(config.models.device)
     models = inspect_models(config)
     await asyncio.to_thread(check_storage, config)
-    if origin.resume:
+    if origin.resumes:
         folder = _find_folder(config, run_id)
         await asyncio.to_thread(_find_checkpoints, config, folder, origin.step, config.experiment.steps)
-    elif origin.source is not None:
-        source = RunFolder.find(origin.source, config.experiment.output)
+    elif (source := _find_source(config, origin)) is not None:
         check_fork(source.config(), config)
         await asyncio.to_thread(_find_checkpoints, source.config(), source, origin.step, config.experiment.steps)
-    if not origin.resume:  # What a resumed run holds already is no more to be written.
+    if not origin.resumes:  # What a resumed run holds already is no more to be written.
         await asyncio.to_thread(check_space, config, models.policy, models.critic_parameters)
     rows = load_prompts(config.data, config.experiment.seed)
     return rows, await start_scorer(config, rows.columns, runner)
@@ -201,6 +202,11 @@ def _find_folder(config: GyreConfig, run_id: str | None) -> RunFolder:
     return folder
 
 
+def _find_source(config: GyreConfig, origin: Origin) -> RunFolder | None:
+    """The run whose checkpoint a new one begins from; None for none."""
+    return RunFolder.find(origin.source, config.experiment.output) if origin.source is not None else None
+
+
 def _find_checkpoints(config: GyreConfig, folder: RunFolder, step: int | None, steps: int) -> list[str]:
     """What a run to so many `steps` may go on from; raises ValueError like `find_checkpoints`, and for a complete run.
 
@@ -217,17 +223,27 @@ def _find_checkpoints(config: GyreConfig, folder: RunFolder, step: int | None, s
     return names
 
 
-def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Scorer, origin: Origin) -> TrainingRun:
+def _build(
+    config: GyreConfig,
+    folder: RunFolder,
+    rows: PromptSplits,
+    scorer: Scorer,
+    origin: Origin,
+    source: RunFolder | None,
+) -> TrainingRun:
     storage = run_storage(config, folder)
-    if not origin.resume and current_epoch(storage):
+    if not origin.resumes and current_epoch(storage):
         raise ValueError(
             f"storage.url: {storage.url} holds a run {folder.key} already; choose another --run-id, or go on with "
             "that run by --resume where its run folder is"
         )
     died_at = folder.last_sign()
-    if origin.source is not None:
-        copy_source(RunFolder.find(origin.source, config.experiment.output), config, folder, origin.step)
-    names = _find_checkpoints(config, folder, origin.step, config.experiment.steps) if origin.goes_on else []
+    names: list[str] = []
+    if source is not None:
+        _tell_changes(f"other than in {source.key}", check_fork(source.config(), config))
+        copy_source(source, config, folder, origin.step)
+    if source is not None or origin.resumes:
+        names = _find_checkpoints(config, folder, origin.step, config.experiment.steps)
     start = _start_policy(config, folder, rows)
     prompts = tokenize_prompts(config, rows, start)
     _tell_prompts(config, rows, prompts)
@@ -241,9 +257,8 @@ def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Sc
     # The first write to the storage, when all that may be refused was made.
     newest = max((checkpoint_order(name)[0] for name in names), default=0)
     epoch = claim_epoch(storage, f"{platform.node()}:{os.getpid()}", after=newest)
-    if origin.resume:
-        for line in check_same_run(folder.config(), config):
-            logger.info("changed since the run was started:%s", line.removeprefix(" "))
+    if origin.resumes:
+        _tell_changes("changed since the run was started", check_same_run(folder.config(), config))
         folder.update_config(config)
     sampling = sampling_parameters(config, samples=config.evaluation.samples_per_prompt)
     credit = Credit(config)
@@ -274,13 +289,20 @@ def _build(config: GyreConfig, folder: RunFolder, rows: PromptSplits, scorer: Sc
     return run
 
 
-def _begin(run: TrainingRun, names: Sequence[str], origin: Origin, died_at: float) -> None:
+def _tell_changes(how: str, lines: Sequence[str]) -> None:
+    for line in lines:
+        logger.info("%s: %s", how, line.strip())
+
+
+def _begin(run: TrainingRun, names: Sequence[str], origin: Origin, died_at: float | None) -> None:
     """Bring the run to where it goes on, and publish the policy that it goes on with."""
-    if names:
-        run.recovery.begin(died_at, process_started_at())
-    checkpoint = recover(run, names, forked=origin.forked)
+    forked = not origin.resumes
+    if names and not forked:
+        started_at = process_started_at()
+        run.recovery.begin(started_at if died_at is None else died_at, started_at)
+    checkpoint = recover(run, names, forked=forked)
     run.metrics.truncate_after(run.step)
-    parent = PolicyVersion(**checkpoint.state["version"]) if checkpoint and not origin.forked else None
+    parent = PolicyVersion(**checkpoint.state["version"]) if checkpoint and not forked else None
     with run.recovery.timed("publish"):
         run.chain.publish(run.version, parent, run.learner.policy_weights())
     if checkpoint is not None:

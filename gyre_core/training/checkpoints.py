@@ -9,12 +9,11 @@ import time
 from gyre_core.checkpoint.manifest import CheckpointManifest
 from gyre_core.checkpoint.retention import Retention
 from gyre_core.checkpoint.store import CheckpointStore, CorruptCheckpointError
-from gyre_core.checkpoint.warm import WarmCopy
+from gyre_core.checkpoint.warm import POOL, WarmCopy
 from gyre_core.config import GyreConfig
 from gyre_core.learner.local import LocalLearner
 from gyre_core.learner.repeatability import repeats
 from gyre_core.policy.models import Policy
-from gyre_core.storage import Storage
 from gyre_core.training.forecast import bytes_text
 from gyre_core.training.run_folder import RunFolder, checkpoint_storage, run_storage, warm_storage
 from gyre_core.training.saver import Exact, Saver
@@ -34,15 +33,14 @@ def make_saver(config: GyreConfig, folder: RunFolder, learner: LocalLearner, pol
 
     Raises ValueError when `checkpoint.exact` asks for what does not hold here.
     """
-    warm, copy = warm_storage(config, folder), None
-    if warm is not None:
-        copy = WarmCopy(checkpoint_storage(config, folder), warm, run_storage(config, folder))
+    warm = warm_storage(config, folder)
+    data, checkpoints = run_storage(config, folder), checkpoint_storage(config, folder)
     return Saver(
         config.checkpoint,
         open_checkpoints(config, folder),
         config.experiment.steps,
         _choose_exact(config, learner, policy),
-        copy,
+        WarmCopy(checkpoints, warm, data) if warm is not None else None,
     )
 
 
@@ -77,13 +75,13 @@ def describe_checkpoints(run: str, output: str) -> str:
     folder = RunFolder.find(run, output)
     config = folder.config()
     store, data = open_checkpoints(config, folder), run_storage(config, folder)
-    names = store.names()
+    names, segments = store.names(), frozenset(data.list(POOL))
     if not names:
         return f"the run {folder.key} has no checkpoint"
-    return "\n".join(line for name in names for line in _describe(store, data, name))
+    return "\n".join(line for name in names for line in _describe(store, name, segments))
 
 
-def _describe(store: CheckpointStore, data: Storage, name: str) -> list[str]:
+def _describe(store: CheckpointStore, name: str, segments: frozenset[str]) -> list[str]:
     try:
         manifest = store.manifest(name)
     except CorruptCheckpointError as error:
@@ -91,9 +89,8 @@ def _describe(store: CheckpointStore, data: Storage, name: str) -> list[str]:
     lines = [f"step {manifest.step}, epoch {manifest.epoch}: {_kind(manifest)}, {_facts(manifest)}"]
     for url, problems in store.problems(name).items():
         lines.append(f"    {'; '.join(problems) or 'whole'} in {url}")
-    gone = [segment for segment in manifest.segments if not data.exists(segment)]
-    if gone:
-        lines.append(f"    {len(gone)} of its {len(manifest.segments)} segments are not in {data.url} any more")
+    if gone := set(manifest.segments) - segments:
+        lines.append(f"    {len(gone)} of its {len(manifest.segments)} segments are not in the pool any more")
     return lines
 
 

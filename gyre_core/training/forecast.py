@@ -52,7 +52,7 @@ def disk_forecast(
     weights = policy.parameters * _DTYPE_BYTES[config.models.dtype]
     forecast = {
         "policy versions": float(weights * (versions_kept + 2)),
-        "checkpoints": float(_checkpoint_bytes(policy.trained + critic_parameters) * (config.checkpoint.keep + 1)),
+        "checkpoints": float(_checkpoint_bytes(policy.trained + critic_parameters) * _most_checkpoints(config)),
         "export": float(weights),
     }
     if costs is not None:
@@ -115,6 +115,13 @@ def memory_forecast(
         "activations": activations + logits,
     }
     return {name: float(size) for name, size in forecast.items() if size}
+
+
+def _most_checkpoints(config: GyreConfig) -> int:
+    """Full checkpoints that are there at the most: those kept, for whatever reason, and a new one."""
+    checkpoint = config.checkpoint
+    spaced = config.experiment.steps // checkpoint.keep_every if checkpoint.keep_every else 0
+    return checkpoint.keep + checkpoint.keep_best + spaced + 1
 
 
 def _holds_differences(config: GyreConfig) -> bool:

@@ -52,15 +52,19 @@ class Recovery:
         return dict(self._seconds)
 
     def metrics(self) -> dict[str, float]:
-        """The phases and their sum under `recovery/`, once the first update is done; then no more."""
+        """The phases and their sum under `recovery/`, from the first update until they are told."""
         if self._since is None or "first_update" not in self._seconds:
             return {}
-        self._since = None
         return {
             **{f"{PREFIX}{phase}": self._seconds.get(phase, 0.0) for phase in PHASES},
             f"{PREFIX}total": sum(self._seconds.values()),
             f"{PREFIX}replayed_steps": float(self.steps),
         }
+
+    def told(self) -> None:
+        """The metrics are written; once they are complete, that is the end of it."""
+        if self.metrics():
+            self._since = None
 
 
 def recovery_lines(rows: Sequence[StepMetrics]) -> list[str]:

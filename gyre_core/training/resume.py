@@ -79,18 +79,11 @@ class Origin:
             raise ValueError(
                 "--resume goes on with a run and --resume.from begins a new one from another run's checkpoint; give one"
             )
-        if self.step is not None and not self.resume and self.source is None:
-            object.__setattr__(self, "resume", True)
 
     @property
-    def goes_on(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
-        return self.resume or self.forked
-
-    @property
-    def forked(self) -> bool:
-        """Whether a new run begins from another one's checkpoint."""
-        return self.source is not None
+    def resumes(self) -> bool:
+        """Whether the run itself goes on, rather than a new one begins."""
+        return self.resume or (self.step is not None and self.source is None)
 
 
 NEW, RESUME = Origin(), Origin(resume=True)
@@ -123,12 +116,11 @@ def check_fork(before: GyreConfig, now: GyreConfig) -> list[str]:
 
 def make_fingerprint(policy: Policy, prompts: Sequence[Prompt]) -> dict[str, str]:
     """What a run learns with and from that its settings name but do not hold, each by its xxh3-128."""
-    return {
-        "tokenizer": tokenizer_digest(policy.tokenizer),
-        "training prompts": xxhash.xxh3_128_hexdigest(
-            "".join(f"{prompt.prompt_id} {prompt.token_ids.tolist()} {prompt.columns}\n" for prompt in prompts).encode()
-        ),
-    }
+    digest = xxhash.xxh3_128()
+    for prompt in prompts:
+        digest.update(f"{prompt.prompt_id} {prompt.columns} {len(prompt.token_ids)}\n".encode())
+        digest.update(prompt.token_ids.tobytes())
+    return {"tokenizer": tokenizer_digest(policy.tokenizer), "training prompts": digest.hexdigest()}
 
 
 def check_fingerprint(before: Mapping[str, str], now: Mapping[str, str], *, forked: bool) -> None:

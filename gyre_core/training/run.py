@@ -324,6 +324,7 @@ class TrainingRun:
         self.metrics.write(step, metrics, time.time())
         count = self.config.monitor.completions_per_step
         write_completions(self.folder.path, step, result.generated, result.advantages, count)
+        self.recovery.told()
         self.results[step] = replace(result, metrics=metrics, generated=(), advantages={}, reported=True)
         self._reported = ended
 
@@ -378,13 +379,14 @@ class TrainingRun:
         """Write a checkpoint of the present state, in the thread of the caller, which no other work may overlap."""
         tensors, counters = self.learner.state()
         pool = self.pool.snapshot(self.step).to_table()
-        requests = dict.fromkeys((*self.pool.held_requests(), *self.saver.replayed_requests))
+        replayed = self.saver.replayed_requests(self.step, quick)
+        requests = dict.fromkeys((*self.pool.held_requests(), *(replayed or ())))
         checkpoint = Checkpoint(
-            self.step,
-            self.epoch,
-            {RANDOM: torch.get_rng_state()},
-            {"pool": pool},
-            {
+            step=self.step,
+            epoch=self.epoch,
+            tensors={RANDOM: torch.get_rng_state()},
+            tables={"pool": pool},
+            state={
                 "version": {"epoch": self.version.epoch, "number": self.version.number},
                 "credit": self.credit.state(),
                 "alarms": self.alarms.state(),
@@ -397,8 +399,8 @@ class TrainingRun:
             },
             segments=tuple(segment_names(self.storage, requests)),
         )
-        self.guard.note_checkpoint(self.saver.save(checkpoint, tensors, counters, quick).size)
-        if (step := self.saver.store.exact_from()) is not None:
+        self.guard.note_checkpoint(self.saver.save(checkpoint, tensors, counters, full=replayed is None).size)
+        if (step := self.saver.store.exact_from) is not None:
             self.pool.pin_from(step)
         self._saved_step = self.step
 

@@ -109,10 +109,10 @@ class RunFolder:
         finally:
             new.unlink(missing_ok=True)
 
-    def last_sign(self) -> float:
-        """When a process last wrote of the run here, in seconds since 1970; 0 when none did."""
+    def last_sign(self) -> float | None:
+        """When a process last wrote of the run here, in seconds since 1970; None when none did."""
         files = (self.path / name for name in (METRICS_FILE, SUMMARY))
-        return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+        return max((file.stat().st_mtime for file in files if file.exists()), default=None)
 
     def summary(self) -> dict[str, object]:
         """`summary.json`, or an empty dictionary before there is one."""

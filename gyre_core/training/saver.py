@@ -71,49 +71,49 @@ class Saver:
         self._score: float | None = None
         self._best: float | None = None
         self._better = False
-        self.last_bytes = 0
-        """Bytes of the last checkpoint."""
 
     def note(self, record: ConsumeRecord, segments: Mapping[str, int], seconds: float) -> None:
         """Count a committed step: what it trained on, the segments that this lies in with their bytes, and how long."""
         self._steps += 1
-        self._replay_seconds += seconds
-        self._records.append(record)
-        self._segments |= segments
+        if self._exact == "replay":
+            self._replay_seconds += seconds
+            self._records.append(record)
+            self._segments |= segments
 
     def note_evaluation(self, reward: float) -> None:
-        """Take note of a held-out reward, which decides what the best checkpoints are."""
+        """Take note of a held-out reward, which is the score of the next checkpoint."""
         self._score = reward
         self._better = self._best is None or reward > self._best
         self._best = max(reward, reward if self._best is None else self._best)
-
-    @property
-    def replayed_requests(self) -> list[str]:
-        """The requests whose segments the next increment makes the learner's state of."""
-        return list(self._segments)
 
     @property
     def due(self) -> bool:
         """Whether a checkpoint is to be written now."""
         return is_due(self._since(), self._config)
 
-    def save(
-        self, checkpoint: Checkpoint, learner: Tensors, counters: Mapping[str, int], quick: bool
-    ) -> CheckpointManifest:
-        """Write a checkpoint of a learner in this state; `quick` makes it an increment whenever that is possible.
+    def replayed_requests(self, step: int, quick: bool) -> list[str] | None:
+        """The requests whose segments the next checkpoint, after `step`, makes the learner's state of; None for a full
+        one.
 
-        `checkpoint` holds all else. Raises OutOfSpaceError with nothing lost.
+        `quick` makes it an increment whenever that is possible.
         """
         if self._base is not None and not self.store.can_build_on(self._base):
             logger.warning("the full checkpoint %s is not there any more; the next is full again", self._base)
             self._base = None
-        full = is_full(self._since(), self._config, checkpoint.step, self._last_step)
-        if quick and self._config.incremental and self._base is not None:
-            full = False
+        can = self._config.incremental and self._base is not None
+        full = not can if quick else is_full(self._since(), self._config, step, self._last_step)
+        return None if full else list(self._segments)
+
+    def save(
+        self, checkpoint: Checkpoint, learner: Tensors, counters: Mapping[str, int], *, full: bool
+    ) -> CheckpointManifest:
+        """Write a checkpoint of a learner in this state; `checkpoint` holds all else.
+
+        `full` is as `replayed_requests` said. Raises OutOfSpaceError with nothing lost.
+        """
         whole = replace(checkpoint, state={**checkpoint.state, "learner": dict(counters)}, score=self._score)
         manifest = self._save_full(whole, learner) if full else self._save_increment(whole, learner, counters)
-        self._saved_at, self._steps, self._better = time.monotonic(), 0, False
-        self.last_bytes = manifest.size
+        self._saved_at, self._steps, self._better, self._score = time.monotonic(), 0, False, None
         if self._warm is not None:
             self._warm.committed(manifest.name)
         return manifest
@@ -143,7 +143,7 @@ class Saver:
         # Else the next one is full: between the two, what this run would need of it is not known.
         self._records, self._segments = list(learner.records), dict(segments)
         self._replay_seconds = checkpoint.state["replay_seconds"]
-        self._score, self._best = checkpoint.score, checkpoint.state["best_score"]
+        self._best = checkpoint.state["best_score"]
 
     def metrics(self) -> dict[str, float]:
         """How far the warm store is behind; empty without one."""
@@ -159,7 +159,7 @@ class Saver:
             time.monotonic() - self._saved_at,
             self._steps,
             self._base is not None,
-            self._replay_seconds if self._exact == "replay" else 0.0,
+            self._replay_seconds,
             self._delta_share,
             self._better,
         )

@@ -195,7 +195,7 @@ class SpaceGuard:
         if pool is None:
             return
         try:
-            if (step := run.saver.store.exact_from()) is not None:
+            if (step := run.saver.store.exact_from) is not None:
                 run.pool.pin_from(step)
         except OutOfSpaceError as error:  # Each deletion is noted down first.
             logger.warning("not all that could go was deleted: %s", error)

@@ -294,7 +294,7 @@ def _commit(run: TrainingRun, opened: OpenStep, version: PolicyVersion) -> None:
     """Count the step as done. Touches memory only, so that it happens whole or not at all."""
     assert opened.record is not None
     now = run.now(opened.step)
-    run.saver.note(opened.record, run.pool.segment_bytes(opened.record), opened.update_seconds)
+    segments = run.pool.segment_bytes(opened.record)
     run.pool.consume(opened.record, now)
     run.pool.record_policy_change(opened.policy_changes)
     _pass_on_stragglers(run, opened)
@@ -323,6 +323,8 @@ def _commit(run: TrainingRun, opened: OpenStep, version: PolicyVersion) -> None:
         "num_samples": float(run.samples_seen),
         "num_tokens": float(run.tokens_seen),
     }
+    # Last, as it would be counted twice if this were repeated.
+    run.saver.note(opened.record, segments, opened.update_seconds)
     run.results[opened.step] = StepResult(
         step=opened.step,
         version=version,

@@ -216,7 +216,8 @@ def test_a_seaweedfs_that_is_full_loses_nothing(tmp_path, monkeypatch):
 
 def checkpoint_of(step: int, size: int) -> Checkpoint:
     table = pa.table({"row": [step]})
-    return Checkpoint(step, 1, {"weight": torch.full((size,), float(step))}, {"pool": table}, {"step": step})
+    tensors = {"weight": torch.full((size,), float(step))}
+    return Checkpoint(step=step, epoch=1, tensors=tensors, tables={"pool": table}, state={"step": step})
 
 
 def test_a_service_that_takes_requests_and_never_answers_is_given_up(server, monkeypatch):

@@ -4,11 +4,13 @@ import asyncio
 import json
 import logging
 import shutil
+from dataclasses import replace
 
 import pytest
 from tiny_runs import EVERY_STEP, Outcome, outcome, take_steps, tiny_config
 
 from gyre_core.checkpoint.manifest import CheckpointManifest, ObjectRecord
+from gyre_core.monitor.metrics import read_metrics
 from gyre_core.storage import open_storage
 from gyre_core.training.build import open_run
 from gyre_core.training.checkpoints import describe_checkpoints, open_checkpoints
@@ -96,9 +98,7 @@ def rewrite_state(folder, **changes):
     file.write_bytes(data)
     manifest = CheckpointManifest.from_json(manifest_file.read_bytes())
     objects = {**manifest.objects, "state.json": ObjectRecord(len(data), bytes_digest(data))}
-    changed = CheckpointManifest(
-        manifest.step, manifest.epoch, objects, manifest.created_at, manifest.base, manifest.segments
-    )
+    changed = replace(manifest, objects=objects)
     manifest_file.write_bytes(changed.to_json())
 
 
@@ -203,6 +203,20 @@ async def test_checkpoints_may_lie_apart_from_the_runs_other_data(tmp_path, undi
     (await train(config, origin=RESUME))[1].assert_equals(undisturbed)
 
 
+async def test_the_best_policies_are_kept_beside_the_newest(tmp_path):
+    """Evaluations after steps 1 to 4 find .5, .9, .6 and .7: the first checkpoint after .9 is that of step 3."""
+    config = config_of(tmp_path, {"interval": 1e9, "incremental": True, "keep": 1, "keep_best": 1})
+    run = await open_run(config)
+    for step, reward in enumerate((0.5, 0.9, 0.6, 0.7), 1):
+        await take_steps(run, attempts=1, last=step)
+        run.saver.note_evaluation(reward)
+    await take_steps(run, attempts=1)
+    await run.save()
+    await run.close()
+    store = open_checkpoints(config, run.folder)
+    assert {manifest.step: manifest.score for manifest in map(store.manifest, store.names())} == {3: 0.9, 5: 0.7}
+
+
 async def test_going_back_to_an_earlier_step_gives_up_what_came_later(tmp_path, undisturbed):
     config = config_of(tmp_path, {**REPLAY, "keep": 9})
     await train(config, last=4)
@@ -216,12 +230,16 @@ async def test_going_back_to_an_earlier_step_gives_up_what_came_later(tmp_path, 
     found.assert_equals(undisturbed)
 
 
-async def test_a_fork_goes_on_where_the_other_run_was_and_leaves_it_alone(tmp_path, undisturbed):
+@pytest.mark.parametrize("by", ["tiny", "tiny/source"])
+async def test_a_fork_goes_on_where_the_other_run_was_and_leaves_it_alone(tmp_path, undisturbed, by):
     config = config_of(tmp_path, {**REPLAY, "keep": 9})
-    source, _ = await train(config, last=3)
+    source, _ = await train(config, last=3, run_id="source")
     before = sorted(file.stat().st_mtime_ns for file in source.folder.path.rglob("*") if file.is_file())
-    fork, found = await train(config, run_id="fork", origin=Origin(source=source.key))
+    # By its name alone the source is the newest run there is, which the fork itself is soon.
+    fork, found = await train(config, run_id="fork", origin=Origin(source=by))
     assert (fork.key, sorted(fork.results)) == ("tiny/fork", [4, 5])
+    # It is a new run, which nothing has recovered.
+    assert not [name for row in read_metrics(fork.folder.path) for name in row.metrics if name.startswith("recovery/")]
     found = Outcome(found.tensors, found.counters, undisturbed.consumed, found.metrics)
     found.assert_equals(undisturbed)
     assert sorted(file.stat().st_mtime_ns for file in source.folder.path.rglob("*") if file.is_file()) == before

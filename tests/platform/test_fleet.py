@@ -81,9 +81,10 @@ async def test_the_fleet_grows_and_shrinks_with_the_pools_limit_and_spares_step_
     await fleet.becomes(Target(2, 0), "000.1", "001.1")
     processes = flow_processes()
     (first,) = [processes[run.id] for run in await fleet.flow_runs() if run.name == "worker-000.1"]
-    assert not await fleet.prefect.any_ended()
-    first.find().kill()
-    await until(fleet.prefect.any_ended, "the end of a worker to be noticed")
+    async with get_client() as client:
+        assert not await fleet.prefect.any_ended(client)
+        first.find().kill()
+        await until(lambda: fleet.prefect.any_ended(client), "the end of a worker to be noticed")
     assert fleet.prefect.ended_workers == []
     await fleet.becomes(Target(2, 0), "000.2", "001.1")
     await fleet.becomes(Target(1, 0), "000.2")

@@ -43,7 +43,8 @@ class CheckpointConfig(Section):
     keep: PositiveInt = 2
     """Complete checkpoints that are kept, newest first."""
     keep_best: NonNegativeInt = 0
-    """Further full checkpoints that are kept, those with the highest held-out reward, each written when it is found."""
+    """Further full checkpoints that are kept, those with the highest held-out reward. One is written with the step that
+    follows the evaluation."""
     keep_every: NonNegativeInt = 0
     """Full checkpoints are kept for good at the steps that are multiples of this and at which one is written; 0 keeps
     none."""

@@ -59,7 +59,8 @@ def test_an_increment_is_written_unless_there_is_a_reason_for_a_full_one(setting
 
 
 def manifest(step, epoch=1, base=None, score=None):
-    return CheckpointManifest(step, epoch, {}, 0.0, base=base and checkpoint_name(base, epoch), score=score)
+    facts = {"step": step, "epoch": epoch, "base": base and checkpoint_name(base, epoch), "score": score}
+    return CheckpointManifest(**facts, objects={}, created_at=0.0)
 
 
 def kept(retention, *manifests):

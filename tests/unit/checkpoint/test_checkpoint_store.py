@@ -38,7 +38,8 @@ def checkpoint_of(step, epoch=1, size=100):
     table = pa.table(
         {"row": np.arange(size), "reward": rng.normal(size=size), "name": [str(row) for row in range(size)]}
     )
-    return Checkpoint(step, epoch, tensors, {"pool": table}, {"version": {"number": step}, "ratio": 0.1, "name": "ä"})
+    state = {"version": {"number": step}, "ratio": 0.1, "name": "ä"}
+    return Checkpoint(step=step, epoch=epoch, tensors=tensors, tables={"pool": table}, state=state)
 
 
 def raw(tensor):
@@ -78,6 +79,17 @@ def test_saving_a_step_again_changes_nothing(tmp_path):
     storage.changes.clear()
     assert store.save(checkpoint_of(1), 1.0) == size
     assert storage.changes == []
+
+
+def test_a_store_that_does_not_answer_is_not_an_empty_one(tmp_path):
+    (tmp_path / "file").write_text("where the store's folder should be")
+    blocked, whole = LocalStorage(tmp_path / "file"), LocalStorage(tmp_path / "whole")
+    CheckpointStore(whole, Retention(2)).save(checkpoint_of(3), 0.0)
+    with pytest.raises(OSError, match="Not a directory"):
+        CheckpointStore(blocked, Retention(2)).names()
+    for store in (CheckpointStore(blocked, Retention(2), whole), CheckpointStore(whole, Retention(2), blocked)):
+        assert store.names() == ["00000003-0001"]
+        check_equal(store.newest(), checkpoint_of(3))
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
@@ -232,7 +244,8 @@ def test_a_full_disk_is_told_and_leaves_the_older_checkpoint(small_volume):
 
 def test_a_table_that_does_not_fit_is_told(small_volume):
     table = pa.table({"value": np.random.default_rng(0).integers(0, 2**62, 50_000)})
-    checkpoint = Checkpoint(1, 1, {"weight": torch.zeros(1)}, {"pool": table}, {})
+    tensors = {"weight": torch.zeros(1)}
+    checkpoint = Checkpoint(step=1, epoch=1, tensors=tensors, tables={"pool": table}, state={})
     with pytest.raises(OutOfSpaceError, match=r"pool\.parquet"):
         CheckpointStore(LocalStorage(small_volume(256)), Retention(1)).save(checkpoint, 0.0)
 

@@ -94,6 +94,12 @@ def test_adapters_are_all_that_is_trained_and_their_base_is_the_reference():
     assert disk_forecast(config, adapted, 3, None)["checkpoints"] == 120_000 * (config.checkpoint.keep + 1)
 
 
+def test_checkpoints_that_are_kept_for_themselves_take_their_space():
+    """In 100 steps 3 multiples of 30; 2 newest, 4 best, and a new one while it is written: 10 of 12 bytes a weight."""
+    config = config_of(checkpoint={"keep": 2, "keep_best": 4, "keep_every": 30}, experiment={"steps": 100})
+    assert disk_forecast(config, POLICY, 3, None)["checkpoints"] == 10 * 12 * MILLION
+
+
 def test_increments_that_are_differences_hold_the_state_twice():
     settings = {"incremental": True, "exact": "always"}
     assert memory_forecast(config_of(checkpoint=settings), POLICY, None)["increments"] == 24 * MILLION

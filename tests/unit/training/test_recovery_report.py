@@ -27,6 +27,7 @@ def test_the_phases_add_up_and_one_within_another_counts_once():
         with recovery.timed("replay"):
             time.sleep(0.05)
     recovery.opened()
+    recovery.told()
     assert recovery.metrics() == {}
     for phase in ("first_sample", "first_update", "first_sample"):
         time.sleep(0.01)
@@ -36,6 +37,8 @@ def test_the_phases_add_up_and_one_within_another_counts_once():
     assert 2.0 <= metrics["recovery/start"] < 2.5
     assert 0.02 <= metrics["recovery/restore"] < 0.05 <= metrics["recovery/replay"]
     assert metrics["recovery/total"] == pytest.approx(sum(metrics[f"recovery/{phase}"] for phase in PHASES))
+    assert recovery.metrics() == metrics
+    recovery.told()
     assert recovery.metrics() == {}
 
 
