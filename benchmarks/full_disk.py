@@ -154,7 +154,7 @@ def run_guarded(folder: Path, steps: int, min_free: int) -> dict[str, Any]:
     return {
         "exit_code": exit_code,
         "steps": len(rows),
-        "steps_by_level": dict(sorted(Counter(int(row.metrics["storage/guard"]) for row in rows).items())),
+        "steps_by_level": dict(sorted(Counter(int(row.metrics["perf/space_guard"]) for row in rows).items())),
         "checkpoints_brought_forward": sum("time/checkpoint" in row.metrics for row in rows),
         "paused_after_step": paused_at,
         "seconds_from_space_to_next_step": round(went_on, 2),

@@ -24,6 +24,7 @@ from gyre_core.config import GyreConfig
 from gyre_core.experience.consumption import read_consumption, records_table
 from gyre_core.learner.repeatability import state_digest
 from gyre_core.monitor.metrics import read_metrics
+from gyre_core.monitor.names import UNREPEATABLE
 from gyre_core.training.build import open_run
 from gyre_core.training.checkpoints import open_checkpoints
 from gyre_core.training.resume import NEW, RESUME
@@ -37,8 +38,6 @@ from gyre_core.weights.chain import VersionChain
 STEPS, NAME = 5, "killed"
 DEADLINE = 120.0
 """Seconds after which a process has hung."""
-UNREPEATABLE = ("time/", "perf/", "recovery/", "checkpoint/", "experience/bytes", "experience/fill")
-"""Metrics that depend on the clock or tell how a run came back; a segment holds times, and so does its size."""
 UNREPEATABLE_COLUMNS = ("segment", "segment_bytes", "version_epoch")
 """Of the pool's index: numbers that a restored pool gives anew, sizes that depend on the clock, and which process
 published a version."""

@@ -53,7 +53,7 @@ class WarmCopy:
         """How many steps the warm store is behind the primary's newest checkpoint, and what failed so far."""
         with self._changed:
             behind = max(0, self._committed[1] - self._copied[1])
-            return {"checkpoint/warm_lag": float(behind), "checkpoint/warm_errors": float(self._errors)}
+            return {"perf/warm_lag": float(behind), "perf/warm_errors": float(self._errors)}
 
     def wait(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds until the follower has looked after the last commit; whether it has."""

@@ -320,7 +320,7 @@ class Pool:
         return int(self._index["samples"][rows][self._index["uses"][rows] == 0].sum())
 
     def metrics(self, now: float) -> dict[str, float]:
-        """The pool at `now`, and what the last consumed step admitted, dropped and drew, under `experience/`."""
+        """The pool at `now`, and what the last consumed step admitted, dropped and drew."""
         index, rows = self._index, self._index.live()
         samples = index["samples"][rows]
         age = window.ages(index["admitted_at"][rows], now)
@@ -331,7 +331,6 @@ class Pool:
             "fresh_samples": self.fresh_samples,
             "stale_share": window.stale_share(age, samples, self._config.time_window),
             "segments": len(self._segments),
-            "bytes": sum(segment.size for segment in self._segments.values()),
             "quarantined": self._quarantined,
             "admitted": sum(item.samples for item in admissions),
             "dead_groups": sum(item.dead_groups for item in admissions),
@@ -340,7 +339,10 @@ class Pool:
         for admission in admissions:
             for reason, count in admission.dropped.items():
                 metrics[f"dropped/{reason}"] = metrics.get(f"dropped/{reason}", 0) + count
-        return {f"experience/{name}": float(value) for name, value in metrics.items()}
+        # A segment holds the times of its completions, so its compressed size is never twice the same.
+        size = sum(segment.size for segment in self._segments.values())
+        named = {f"experience/{name}": float(value) for name, value in metrics.items()}
+        return named | {"perf/pool_bytes": float(size)}
 
     def _append(
         self,

@@ -17,6 +17,10 @@ from pathlib import Path
 BEGIN_TABLES = "<!-- tables made from gyre_core/monitor/names.py: begin -->"
 END_TABLES = "<!-- tables made from gyre_core/monitor/names.py: end -->"
 
+UNREPEATABLE = ("time/", "perf/", "recovery/")
+"""Beginnings of the names of metrics that depend on the clock and the machine, or tell how a run came back. With inline
+generation and `rollout.max_lag: 0` all others are, bit for bit, those of a run that nobody interrupted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -116,7 +120,6 @@ _EXPERIENCE = (
     Metric("experience/groups", "groups", "Groups in the pool, used ones included."),
     Metric("experience/fresh_samples", "samples", "Samples in the pool that were never trained on."),
     Metric("experience/segments", "files", "Parquet segments that the pool refers to."),
-    Metric("experience/bytes", "bytes", "Size of those segments."),
     Metric("experience/stale_share", "share", "Samples in the pool past half of `experience.time_window`."),
     Metric("experience/effective_sampling_rate", "share", "Effective sample size of the draw over its samples."),
     Metric("experience/dead_groups", "groups", "Groups admitted in the step whose rewards are all equal."),
@@ -136,14 +139,17 @@ _PERFORMANCE = (
     Metric("perf/padding_share", "share", "Padding among the token slots of the update's forward passes."),
     Metric("perf/peak_memory_bytes", "bytes", "Largest resident memory of the train process so far."),
     Metric(
-        "storage/repeated",
+        "perf/storage_repeated",
         "requests",
         "Requests to a storage on S3 that were made again since the process began: throttled, in conflict, failed or "
         "unanswered.",
     ),
-    Metric("storage/free_bytes", "bytes", "Free bytes of the volume that is shortest of them, at the end of the step."),
-    Metric("storage/guard", "level", "How short it is: 0 go on, 1 expire, 2 slow, 3 pause (`storage.min_free`)."),
-    Metric("checkpoint/failed", "checkpoints", "1 when there was no space for the checkpoint after the step."),
+    Metric("perf/free_bytes", "bytes", "Free bytes of the volume that is shortest of them, at the end of the step."),
+    Metric("perf/space_guard", "level", "How short it is: 0 go on, 1 expire, 2 slow, 3 pause (`storage.min_free`)."),
+    Metric("perf/pool_bytes", "bytes", "Size of the pool's segments."),
+    Metric("perf/warm_lag", "steps", "How far the warm store is behind the newest checkpoint of the primary one."),
+    Metric("perf/warm_errors", "errors", "Copies to the warm store that failed, since the process began."),
+    Metric("perf/checkpoint_failed", "checkpoints", "1 when there was no space for the checkpoint after the step."),
     Metric(
         "time/step",
         "seconds",
@@ -177,10 +183,6 @@ _ROLLOUT = (
 )
 
 _RECOVERY = (
-    Metric(
-        "checkpoint/warm_lag", "steps", "How far the warm store is behind the newest checkpoint of the primary one."
-    ),
-    Metric("checkpoint/warm_errors", "errors", "Copies to the warm store that failed, since the process began."),
     Metric(
         "recovery/detect",
         "seconds",

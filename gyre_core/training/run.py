@@ -284,7 +284,7 @@ class TrainingRun:
             started = time.perf_counter()
             failed = not await self._save_if_it_fits(step)
             seconds = time.perf_counter() - started
-            failure = {"checkpoint/failed": 1.0} if failed else {}
+            failure = {"perf/checkpoint_failed": 1.0} if failed else {}
             self.metrics.write(step, {"time/checkpoint": seconds, **failure}, time.time())
             self.leave_out(seconds)
 
@@ -313,7 +313,7 @@ class TrainingRun:
             "time/wait_for_batch": result.waited,
             **throughput_metrics(result.samples, result.completion_tokens, seconds),
             "perf/peak_memory_bytes": float(peak_memory_bytes()),
-            "storage/repeated": float(sum(self.storage.repeated().values())),
+            "perf/storage_repeated": float(sum(self.storage.repeated().values())),
             **self.saver.metrics(),
             **self.recovery.metrics(),
             **self.guard.metrics(),

@@ -107,8 +107,8 @@ class SpaceGuard:
 
     def metrics(self) -> dict[str, float]:
         """What was seen last."""
-        free = {"storage/free_bytes": float(self._sights[0].free)} if self._sights else {}
-        return {"storage/guard": float(self._level), **free}
+        free = {"perf/free_bytes": float(self._sights[0].free)} if self._sights else {}
+        return {"perf/space_guard": float(self._level), **free}
 
     @property
     def versions_kept(self) -> int:
@@ -139,9 +139,9 @@ class SpaceGuard:
         config, metrics = self._run.config, self._run.results[step].metrics
         if metrics["experience/segments"]:
             requests = -(-config.rollout.batch_size // config.rollout.groups_per_request)
-            self._segment_bytes = round(requests * metrics["experience/bytes"] / metrics["experience/segments"])
+            self._segment_bytes = round(requests * metrics["perf/pool_bytes"] / metrics["experience/segments"])
         self._written_bytes += self._segment_bytes
-        self._held_bytes = round(metrics["experience/bytes"])
+        self._held_bytes = round(metrics["perf/pool_bytes"])
         if self._held_at_checkpoint is None:  # What a resumed run began with.
             self._held_at_checkpoint = max(0, self._held_bytes - self._written_bytes)
 
@@ -211,7 +211,7 @@ class SpaceGuard:
         keep = samples_to_keep(samples, self._held_bytes, missing, least)
         if keep < samples:
             groups = run.pool.shrink(keep)
-            self._held_bytes = round(run.pool.metrics(run.now(run.step))["experience/bytes"])
+            self._held_bytes = round(run.pool.metrics(run.now(run.step))["perf/pool_bytes"])
             logger.info("%d groups left the experience pool to make room", groups)
 
     async def _pause(self, step: int) -> None:

@@ -170,7 +170,7 @@ async def damage_both_manifests(run, warm):
 async def test_what_one_of_two_stores_still_has_is_enough(tmp_path, undisturbed, harm):
     config = config_of(tmp_path, DUAL)
     run, _ = await train(config, last=3)
-    assert run.saver.metrics() == {"checkpoint/warm_lag": 0.0, "checkpoint/warm_errors": 0.0}
+    assert run.saver.metrics() == {"perf/warm_lag": 0.0, "perf/warm_errors": 0.0}
     warm = warm_folder(tmp_path, run)
     await harm(run, warm)
     resumed, found = await train(config, origin=RESUME)
@@ -190,7 +190,7 @@ async def test_a_warm_store_that_cannot_be_written_is_counted_and_holds_nobody_u
     config = config_of(tmp_path / "runs", {**DUAL, "warm_url": str(blocked)})
     run, found = await train(config)
     found.assert_equals(undisturbed)
-    assert run.saver.metrics()["checkpoint/warm_errors"] >= 1
+    assert run.saver.metrics()["perf/warm_errors"] >= 1
     assert caplog.text.count("does not follow, and is tried again") == 1
 
 

@@ -12,19 +12,13 @@ import flows.train
 from gyre_core.config import GyreConfig
 from gyre_core.experience.consumption import read_consumption
 from gyre_core.monitor.metrics import read_metrics
+from gyre_core.monitor.names import UNREPEATABLE
 from gyre_core.training import stages
 from gyre_core.training.build import open_run
 
 REWARDS = Path(__file__).with_name("reward_functions.py")
 STAGES = (stages.rollout, stages.reward, stages.sample, stages.update)
 STORAGE_METHODS = ("read", "create", "replace", "create_file", "list", "folders", "exists", "size", "delete")
-UNREPEATABLE = (
-    *("time/", "perf/", "recovery/", "checkpoint/", "experience/bytes", "experience/fill"),
-    *("storage/free_bytes", "storage/guard"),
-)
-"""Metrics that depend on the clock or tell how a run came back: how much of the next step is there when the learner
-becomes free; and a segment holds the times of its completions, so that its compressed size does too. The others depend
-on the volume."""
 
 TINY = {
     "experiment": {"name": "tiny", "seed": 3, "steps": 3, "threads": 1},
@@ -200,8 +194,10 @@ def outcome(run) -> Outcome:
                     for group in minibatch.groups
                 ]
     rows = read_metrics(run.folder.path)
+    # Steps that overlap: how much of the next is there when the learner becomes free depends on the clock.
+    left_out = (*UNREPEATABLE, "experience/fill")
     metrics = {
-        row.step: {name: repr(value) for name, value in row.metrics.items() if not name.startswith(UNREPEATABLE)}
+        row.step: {name: repr(value) for name, value in row.metrics.items() if not name.startswith(left_out)}
         for row in rows
     }
     assert len(metrics) == len(rows), "a step has two lines"

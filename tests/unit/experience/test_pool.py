@@ -304,7 +304,7 @@ def test_metrics_by_hand(storage):
     pool.admit(REQUEST, 1, grpo, 0.0, skip_dead_groups=True)
     consume(pool, 1, draw(pool, minibatches=1, size=1, now=10.0), now=10.0)
     metrics = pool.metrics(60.0)
-    assert metrics.pop("experience/bytes") == storage.size(f"pool/{REQUEST}.parquet")
+    assert metrics.pop("perf/pool_bytes") == storage.size(f"pool/{REQUEST}.parquet")
     assert metrics == {
         "experience/samples": 8.0,
         "experience/groups": 2.0,

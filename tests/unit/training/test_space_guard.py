@@ -64,8 +64,8 @@ async def test_with_room_nothing_is_spared(tmp_path, small_volume):
         assert len(run.chain.versions()) == 3
         row = row_of(run, 3)
         assert row["experience/samples"] == 3 * 16
-        assert row["storage/guard"] == 0.0
-        assert MIN_FREE < row["storage/free_bytes"] < 16_000 * 1024
+        assert row["perf/space_guard"] == 0.0
+        assert MIN_FREE < row["perf/free_bytes"] < 16_000 * 1024
 
 
 async def test_first_old_checkpoints_versions_and_samples_go(tmp_path, small_volume, caplog):
@@ -74,7 +74,7 @@ async def test_first_old_checkpoints_versions_and_samples_go(tmp_path, small_vol
             await stages.take_step(run, step)
         with caplog.at_level(logging.INFO, "gyre_core.training.space_guard"):
             await step_with(run, 4, room=5)
-        assert row_of(run, 4)["storage/guard"] == 1.0
+        assert row_of(run, 4)["perf/space_guard"] == 1.0
         assert run.saver.store.steps() == [4]
         assert run.chain.versions() == [run.version]
         left = run.pool.metrics(run.now(4))["experience/samples"]
@@ -92,7 +92,7 @@ async def test_first_old_checkpoints_versions_and_samples_go(tmp_path, small_vol
         for step in (6, 7):
             await stages.take_step(run, step)
         assert run.saver.store.steps() == [6, 7]
-        assert row_of(run, 7)["storage/guard"] == 0.0
+        assert row_of(run, 7)["perf/space_guard"] == 0.0
 
 
 async def test_a_checkpoint_is_brought_forward_when_it_frees_as_much_as_it_takes(tmp_path, small_volume):
@@ -117,7 +117,7 @@ async def test_then_steps_do_not_overlap(tmp_path, small_volume):
         await stages.take_step(run, 1)
         await asyncio.wait_for(run.guard.admit(3), 10)
         await step_with(run, 2, room=2)
-        assert row_of(run, 2)["storage/guard"] == 2.0
+        assert row_of(run, 2)["perf/space_guard"] == 2.0
         waiting = asyncio.create_task(run.guard.admit(4))
         await asyncio.wait_for(run.guard.admit(3), 10)
         await asyncio.sleep(0.2)
@@ -130,7 +130,7 @@ async def test_at_last_the_run_pauses_with_a_checkpoint_until_there_is_space(tmp
     async with opened(small_volume(16_000), checkpoint=AT_THE_END) as run:
         await stages.take_step(run, 1)
         await step_with(run, 2, room=-0.5)
-        assert row_of(run, 2)["storage/guard"] == 3.0
+        assert row_of(run, 2)["perf/space_guard"] == 3.0
         assert run.saver.store.steps() == [2]
         leave_free(volume_of(run), MIN_FREE)
         step = asyncio.create_task(stages.take_step(run, 3))
@@ -141,7 +141,7 @@ async def test_at_last_the_run_pauses_with_a_checkpoint_until_there_is_space(tmp
             assert 3 not in run.open_steps
             give_space(volume_of(run))
             await step
-        assert row_of(run, 3)["storage/guard"] == 0.0
+        assert row_of(run, 3)["perf/space_guard"] == 0.0
         assert row_of(run, 3)["time/step"] < 1.5, "the pause is none of the step's time"
 
 
@@ -169,8 +169,8 @@ async def test_only_the_volume_that_is_short_is_spared(tmp_path, small_volume):
             await stages.take_step(run, step)
         leave_free(folder, MIN_FREE)
         await run.guard.relieve(3)
-        assert run.guard.metrics()["storage/guard"] == Level.PAUSE
-        assert run.guard.metrics()["storage/free_bytes"] == pytest.approx(MIN_FREE, abs=4096)
+        assert run.guard.metrics()["perf/space_guard"] == Level.PAUSE
+        assert run.guard.metrics()["perf/free_bytes"] == pytest.approx(MIN_FREE, abs=4096)
         assert run.saver.store.steps() == [2, 3]
         assert run.guard.versions_kept == 3
         assert run.pool.metrics(run.now(3))["experience/samples"] == 3 * 16
@@ -229,10 +229,10 @@ async def test_a_checkpoint_without_space_is_counted_and_training_goes_on(tmp_pa
         run.saver.store.save = save
         await stages.take_step(run, 2)
         run.saver.store.save = real
-        assert row_of(run, 2)["checkpoint/failed"] == 1.0
+        assert row_of(run, 2)["perf/checkpoint_failed"] == 1.0
         told = r"no checkpoint after step 2, for want of [\d.]+ KiB, and earlier ones stand: no space left in"
         assert re.search(told, caplog.text)
         assert run.saver.store.newest().step == 1
         await stages.take_step(run, 3)
         assert run.saver.store.newest().step == 3
-        assert "checkpoint/failed" not in row_of(run, 3)
+        assert "perf/checkpoint_failed" not in row_of(run, 3)
