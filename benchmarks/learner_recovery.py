@@ -1,11 +1,11 @@
 """The learner killed in a real run: how long until it learns again, and where the time goes.
 
-Each trial starts the quickstart's policy through the deployment `train`, on a platform of its own, with an increment of
-the checkpoint every five steps. Some steps later the train process is killed (`kill -9`), with `--with-worker` its
-Prefect worker as well. Nothing is done to bring it back. Measured from the kill: `begun`, until the next process has
-begun, and `learning`, until that has committed its first step. Between the two lie the phases that the run itself logs
-under `recovery/`. With `--restore-from` the checkpoints in the other store are removed right after the kill. The last
-line is one JSON object; times are seconds.
+The quickstart's policy is trained through the deployment `train`, on a platform of its own, with an increment of the
+checkpoint every five steps. In each trial, some steps after the one before, the train process is killed (`kill -9`),
+with `--with-worker` its Prefect worker as well. Nothing is done to bring it back. Measured from the kill: `begun`, till
+the next process has begun, and `learning`, until that has committed its first step. Between the two lie the phases that
+the run itself logs under `recovery/`. With `--restore-from` the checkpoints in the other store are removed right after
+the kill. The last line is one JSON object; times are seconds.
 
     python benchmarks/learner_recovery.py [--trials 20] [--with-worker] [--restore-from primary|warm] [--seed 1]
 """
@@ -39,8 +39,8 @@ from gyre_core.training.recovery_report import PHASES
 NAME, RUN_ID = "quickstart", "a"
 QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart.yaml"
 CHECKPOINT = {"incremental": True, "every": 5, "replay_budget": 5, "dual_write": True}
-FIRST_STEPS = (11, 18)
-"""The kill comes at one of these steps: the checkpoint after step 5 is a full one, the next an increment."""
+STEPS_BETWEEN = (11, 18)
+"""The kill comes so many steps after the one before, so that there are new checkpoints by then."""
 BARS = {False: 25.0, True: 40.0}
 """Seconds that may pass until the run learns again, without and with the death of its Prefect worker."""
 
@@ -88,13 +88,10 @@ def kill(folder: Path, with_worker: bool) -> float:
     return time.time()
 
 
-def trial(output: Path, arguments: argparse.Namespace, rng: random.Random) -> dict[str, float]:
-    """One run, its death and its recovery."""
-    folder = output / NAME / RUN_ID
-    stores = {"primary": folder / "checkpoints", "warm": output.with_name(f"{output.name}-warm") / NAME / RUN_ID}
-    asyncio.run(start_run(output, arguments.seed))
-    reached = rng.randint(*FIRST_STEPS)
-    wait_for("steps", lambda: last_step(folder) >= reached)
+def trial(folder: Path, stores: dict[str, Path], arguments: argparse.Namespace, rng: random.Random) -> dict[str, float]:
+    """One more death of a run, and its recovery."""
+    reached = last_step(folder) + rng.randint(*STEPS_BETWEEN)
+    wait_for(f"step {reached}", lambda: last_step(folder) >= reached)
     time.sleep(rng.uniform(0.0, 1.0))
     killed_at = kill(folder, arguments.with_worker)
     for name, place in stores.items():
@@ -123,13 +120,17 @@ def main() -> None:
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
     trials: list[dict[str, float]] = []
-    for number in range(arguments.trials):
-        with tempfile.TemporaryDirectory() as folder:
-            os.environ["GYRE_HOME"] = str(Path(folder) / "home")
-            with local_platform():
-                trials.append(trial(Path(folder) / "runs", arguments, rng))
-        told = {name: round(value, 2) for name, value in trials[-1].items()}
-        print(f"trial {number + 1}: {told}", flush=True)
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["GYRE_HOME"] = str(Path(place) / "home")
+        output = Path(place) / "runs"
+        folder = output / NAME / RUN_ID
+        stores = {"primary": folder / "checkpoints", "warm": Path(place) / "runs-warm" / NAME / RUN_ID}
+        with local_platform():
+            asyncio.run(start_run(output, arguments.seed))
+            for number in range(arguments.trials):
+                trials.append(trial(folder, stores, arguments, rng))
+                told = {name: round(value, 2) for name, value in trials[-1].items()}
+                print(f"trial {number + 1}: {told}", flush=True)
     figures = {name: summary([result[name] for result in trials]) for name in trials[0]}
     print(
         json.dumps(
