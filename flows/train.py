@@ -102,6 +102,7 @@ class _Training:
                 async with rollout_workers(run):
                     await self._evaluate(run.step)
                     await self._take_steps()
+            await run.publisher.settled()
             await run.save()
             if run.step < self._total:
                 return self._end_early()

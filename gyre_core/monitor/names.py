@@ -165,7 +165,11 @@ _PERFORMANCE = (
         "seconds",
         "How long the learner, free for the step, waited for its samples; a part of the other times.",
     ),
-    Metric("time/broadcast_weights", "seconds", "Publishing the new policy version and loading it into the engine."),
+    Metric(
+        "time/broadcast_weights",
+        "seconds",
+        "Copying the new policy, waiting until the last version is published, and loading it into the engine.",
+    ),
     Metric("time/checkpoint", "seconds", "Writing a checkpoint after the step."),
     Metric(
         "time/orchestration", "seconds", "The rest of `time/step`: Prefect, bookkeeping, everything not named here."

@@ -57,6 +57,7 @@ from gyre_core.training.space_guard import check_space
 from gyre_core.training.verdicts import judge_prompts
 from gyre_core.types import PolicyVersion, RolloutRequest
 from gyre_core.weights.chain import VersionChain
+from gyre_core.weights.flat import FlatWeights
 
 logger = logging.getLogger(__name__)
 
@@ -304,7 +305,7 @@ def _begin(run: TrainingRun, names: Sequence[str], origin: Origin, died_at: floa
     run.metrics.truncate_after(run.step)
     parent = PolicyVersion(**checkpoint.state["version"]) if checkpoint and not forked else None
     with run.recovery.timed("publish"):
-        run.chain.publish(run.version, parent, run.learner.policy_weights())
+        run.chain.publish(run.version, parent, FlatWeights.of(run.learner.policy_weights()))
     if checkpoint is not None:
         run.stragglers = {request.request_id: request for request in _announce_stragglers(run, checkpoint)}
         if origin.step is not None:

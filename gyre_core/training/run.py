@@ -32,6 +32,7 @@ from gyre_core.storage import OutOfSpaceError, Storage
 from gyre_core.training.credit import Credit
 from gyre_core.training.evaluation import Evaluation, Evaluator
 from gyre_core.training.forecast import bytes_text
+from gyre_core.training.publisher import Publisher
 from gyre_core.training.recovery_report import Recovery
 from gyre_core.training.remote import RemoteRollout
 from gyre_core.training.run_folder import RunFolder
@@ -132,7 +133,6 @@ class TrainingRun:
         self.scaling_state: dict[str, Any] = {}
         """What the scaling of workers goes on from; empty without."""
         self._waited = 0.0
-        self._abandoned_number = -1
         self._reported: float | None = None
         self.engine_free = asyncio.Lock()
         self._active_before = 0.0
@@ -141,6 +141,7 @@ class TrainingRun:
         # One thread, also because torch keeps a pool of threads for each caller.
         self._owner_thread = ThreadPoolExecutor(1, thread_name_prefix="owner")
         self.guard = SpaceGuard(self)
+        self.publisher = Publisher(self)
 
     @classmethod
     def of(cls, key: str) -> TrainingRun:
@@ -214,8 +215,8 @@ class TrainingRun:
 
     @property
     def next_version(self) -> PolicyVersion:
-        """What the step in training publishes; a number is never used for two policies."""
-        return PolicyVersion(self.epoch, max(self.version.number, self._abandoned_number) + 1)
+        """What the step in training will publish, once it is committed: so no number is used for two policies."""
+        return PolicyVersion(self.epoch, self.version.number + 1)
 
     async def in_order(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run work on learner, pool or checkpoints in the one thread for it, after what is already there.
@@ -254,6 +255,7 @@ class TrainingRun:
         """
         if step not in self.evaluations:
             started = time.perf_counter()
+            await self.publisher.settled()
             version = self.results[step].version if step in self.results else self.version
             self.evaluations[step] = await wait_for_work(
                 f"the evaluation after step {step} (rollout.timeout)",
@@ -354,11 +356,6 @@ class TrainingRun:
             self.credit.load_state(opened.credit_before)
         if opened.updating:
             self.learner.restore()
-            abandoned = self.next_version
-            if self.chain.exists(abandoned):
-                # Its number stays taken, as an engine may hold it already.
-                self._abandoned_number = abandoned.number
-                self.chain.withdraw(abandoned)
 
     def skip(self, step: int) -> None:
         """Count a step as passed that failed for good and was abandoned; it leaves nothing but the time it took."""
@@ -425,6 +422,7 @@ class TrainingRun:
         if self.remote is not None:
             await self.remote.close()
         await self.worker.close()
+        await asyncio.to_thread(self.publisher.close)
         self._owner_thread.shutdown(wait=True)
         await asyncio.to_thread(self.saver.close)
         self.metrics.close()

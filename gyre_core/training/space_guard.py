@@ -100,6 +100,8 @@ class SpaceGuard:
     async def relieve(self, step: int) -> None:
         """Look at the storages once `step` was committed, and make room where it is short."""
         self._measure(step)
+        if self._run.publisher.busy and await asyncio.to_thread(self._is_tight):
+            await self._run.publisher.settled()
         if await asyncio.to_thread(self._look) >= Level.EXPIRE:
             await self._run.in_order(self._make_room)
         else:
@@ -149,6 +151,15 @@ class SpaceGuard:
         ahead = self._run.config.rollout.max_lag * self._segment_bytes
         once = place.steps * (self._version_bytes + ahead) + place.checkpoints * self.checkpoint_bytes
         return Need(once + place.export * self._version_bytes, place.steps * self._segment_bytes)
+
+    def _is_tight(self) -> bool:
+        """Whether space could be short once the policy version that is on its way has been written."""
+        frees = ((place, place.storage.free_bytes()) for place in self._places if place.steps)
+        return any(
+            judge(free - self._version_bytes, self._need(place), self._min_free, Level.GO_ON) > Level.GO_ON
+            for place, free in frees
+            if free is not None
+        )
 
     def _look(self) -> Level:
         """See where all places stand, and tell when the worst level has changed."""

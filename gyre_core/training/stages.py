@@ -38,6 +38,7 @@ from gyre_core.training.step import (
     update_metrics,
 )
 from gyre_core.types import PolicyVersion, RolloutGroup, RolloutRequest
+from gyre_core.weights.flat import FlatWeights
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,8 @@ _DRAW_STREAM = 3
 
 
 async def take_step(run: TrainingRun, step: int) -> None:
-    """Take a whole step, as the flow `rl_step` does with a task for each stage, and give the turn to the next."""
+    """Take a whole step, as the flow `rl_step` does with a task for each stage, give the turn to the next, and see the
+    policy version published."""
     await run.guard.admit(step)
     await rollout(run, step)
     await run.turns.wait(step)
@@ -55,6 +57,7 @@ async def take_step(run: TrainingRun, step: int) -> None:
     await update(run, step)
     await run.finish(step)
     await run.turns.release(step)
+    await run.publisher.settled()
 
 
 async def rollout(run: TrainingRun, step: int) -> int:
@@ -67,6 +70,8 @@ async def rollout(run: TrainingRun, step: int) -> int:
     if step in run.results:
         return 0
     opened = run.open_steps.setdefault(step, OpenStep(step))
+    with opened.timer("broadcast_weights"):
+        await run.publisher.settled()
     opened.requests = await asyncio.to_thread(announce_requests, run, plan_requests(run, step))
     count = await wait_for_work(
         f"the {len(opened.requests)} requests of step {step} (rollout.timeout)",
@@ -247,17 +252,21 @@ def _draw(run: TrainingRun, step: int) -> ConsumeRecord:
 
 
 async def update(run: TrainingRun, step: int) -> str:
-    """Train on the step's minibatches, publish the next policy version, and commit the step.
+    """Train on the step's minibatches, commit the step, and begin to publish the policy version that it leaves.
 
-    Returns the version that the step leaves: its own start's when there was nothing to train on.
+    Returns that version: its own start's when there was nothing to train on.
     """
     if step not in run.results:
         opened = run.open_steps[step]
         with opened.timer("update"):
             await run.in_order(_train, run, opened)
         with opened.timer("broadcast_weights"):
-            version = await run.in_order(_publish, run, opened)
-        _commit(run, opened, version)
+            await run.publisher.settled()
+            weights = await run.in_order(_copy_policy, run, opened)
+        before = run.version
+        _commit(run, opened, run.next_version if weights is not None else before)
+        if weights is not None:
+            run.publisher.begin(run.version, before, weights)
     return str(run.results[step].version)
 
 
@@ -279,15 +288,10 @@ def _train(run: TrainingRun, opened: OpenStep) -> None:
     opened.update_seconds = time.perf_counter() - started
 
 
-def _publish(run: TrainingRun, opened: OpenStep) -> PolicyVersion:
+def _copy_policy(run: TrainingRun, opened: OpenStep) -> FlatWeights | None:
+    """The policy's weights as they are now; None when the step changed nothing."""
     assert opened.record is not None
-    if not opened.record.minibatches:
-        return run.version
-    require_current(run.storage, run.epoch)
-    version = run.next_version
-    run.chain.publish(version, run.version, run.learner.policy_weights())
-    run.chain.retain(run.guard.versions_kept)
-    return version
+    return FlatWeights.of(run.learner.policy_weights()) if opened.record.minibatches else None
 
 
 def _commit(run: TrainingRun, opened: OpenStep, version: PolicyVersion) -> None:

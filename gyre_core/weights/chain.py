@@ -93,15 +93,13 @@ class VersionChain:
         self._untried = 0
         self._lock = threading.Lock()
 
-    def publish(
-        self, version: PolicyVersion, parent: PolicyVersion | None, weights: Mapping[str, torch.Tensor]
-    ) -> VersionManifest:
-        """Make a version visible; repeating the same publication is no error.
+    def publish(self, version: PolicyVersion, parent: PolicyVersion | None, weights: FlatWeights) -> VersionManifest:
+        """Make a version visible; repeating the same publication is no error. The weights are kept, not copied.
 
         Raises RuntimeError when the version was already published with other weights, and ValueError that names a
         tensor which is new, gone, or another than in the parent, if that is at hand.
         """
-        state = WeightState.of(FlatWeights.of(weights), torch.get_num_threads())
+        state = WeightState.of(weights, torch.get_num_threads())
         if self.exists(version):
             manifest = self.manifest(version)
             if manifest.digest != state.fingerprint.hex():

@@ -68,7 +68,8 @@ async def test_a_skipped_step_leaves_the_weights_of_the_step_before_it(tmp_path,
     with opened_runs(monkeypatch, fault.inject, watch) as runs:
         await train(config)
     (run,) = runs
-    assert fault.raised == 2
+    # A publication is tried once more, as it begins beside the step before.
+    assert fault.raised == (3 if fault.target == "chain" else 2)
     assert sorted(run.results) == [1, 3]
     assert (summary(run)["status"], summary(run)["steps"]) == ("completed", 3)
     before = run.chain.load(run.results[1].version)

@@ -48,8 +48,10 @@ def check_told(error: OSError, folder) -> None:
 
 
 async def take_step(run: TrainingRun, step: int) -> None:
+    """One write after the other, so that each meets a full disk of its own."""
     for stage in STAGES:
         await stage(run, step)
+    await run.publisher.settled()
     await run.finish(step)
 
 

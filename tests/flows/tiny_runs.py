@@ -159,6 +159,7 @@ async def take_steps(run, attempts: int = 2, last: int | None = None) -> None:
             except InjectedError:
                 if attempt == attempts:
                     raise
+    await run.publisher.settled()
 
 
 @dataclass(frozen=True)

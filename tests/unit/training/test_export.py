@@ -13,6 +13,7 @@ from gyre_core.policy.models import load_policy, save_policy
 from gyre_core.training.build import open_run
 from gyre_core.training.export import export_run
 from gyre_core.types import PolicyVersion
+from gyre_core.weights.flat import FlatWeights
 
 
 def published_run(folder, **sections):
@@ -22,7 +23,7 @@ def published_run(folder, **sections):
         run = await open_run(tiny_config(folder, **sections))
         try:
             second = {name: weight + 0.5 for name, weight in run.learner.policy_weights().items()}
-            run.chain.publish(PolicyVersion(run.epoch, 1), run.version, second)
+            run.chain.publish(PolicyVersion(run.epoch, 1), run.version, FlatWeights.of(second))
             return run.key, second
         finally:
             await run.close()

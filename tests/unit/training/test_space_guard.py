@@ -42,6 +42,7 @@ async def step_with(run, step, room):
     """Take a step at whose end there is room for so many further ones, on the volume that the run lies on."""
     for stage in (stages.rollout, stages.reward, stages.sample, stages.update):
         await stage(run, step)
+    await run.publisher.settled()
     need = run.guard._sights[0].need
     leave_free(volume_of(run), MIN_FREE + need.once + round(room * need.step))
     await run.finish(step)

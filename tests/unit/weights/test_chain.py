@@ -15,6 +15,7 @@ from gyre_core.storage import LocalStorage, MemoryStorage, OutOfSpaceError
 from gyre_core.types import PolicyVersion
 from gyre_core.weights.chain import HELD_STATES, CorruptVersionError, VersionChain, VersionManifest
 from gyre_core.weights.digests import file_digest, tensor_digest
+from gyre_core.weights.flat import FlatWeights
 
 FIRST, SECOND = PolicyVersion(1, 0), PolicyVersion(1, 1)
 
@@ -50,7 +51,7 @@ def test_weights_come_back_bit_for_bit(storage, dtype):
     weights["embedding"][0, 1] = -0.0
     weights["embedding"][1, 1] = torch.inf
     chain = VersionChain(storage)
-    manifest = chain.publish(SECOND, FIRST, weights)
+    manifest = chain.publish(SECOND, FIRST, FlatWeights.of(weights))
     assert same_bits(chain.load(SECOND), weights)
     assert same_bits(VersionChain(storage).load(SECOND), weights)
     assert chain.manifest(SECOND) == manifest
@@ -62,7 +63,7 @@ def test_weights_come_back_bit_for_bit(storage, dtype):
 def test_strides_do_not_matter(storage):
     weights = {"transposed": torch.arange(12.0).reshape(3, 4).T, "sliced": torch.arange(12.0)[::2]}
     chain = VersionChain(storage)
-    chain.publish(FIRST, None, weights)
+    chain.publish(FIRST, None, FlatWeights.of(weights))
     assert same_bits(chain.load(FIRST), weights)
     assert same_bits(VersionChain(storage).load(FIRST), weights)
     assert tensor_digest(weights["sliced"]) == tensor_digest(weights["sliced"].clone())
@@ -79,7 +80,9 @@ def test_digests_are_xxh3_128_of_the_bytes(tmp_path):
 def test_tied_weights_are_published_once(storage):
     policy, other = (load_policy(ModelsConfig(), seed) for seed in (1, 2))
     chain = VersionChain(storage)
-    chain.publish(FIRST, None, {name: weight.detach() for name, weight in policy.model.named_parameters()})
+    chain.publish(
+        FIRST, None, FlatWeights.of({name: weight.detach() for name, weight in policy.model.named_parameters()})
+    )
     loaded = chain.load(FIRST)
     assert "lm_head.weight" not in loaded
     copy_weights(other.model, loaded)
@@ -90,19 +93,19 @@ def test_tied_weights_are_published_once(storage):
 def test_a_publication_that_stops_anywhere_is_not_seen_and_can_be_repeated(tmp_path, stop_at):
     weights = weights_of(1)
     with pytest.raises(StopError):
-        VersionChain(RecordedStorage(tmp_path, stop_at=stop_at)).publish(FIRST, None, weights)
+        VersionChain(RecordedStorage(tmp_path, stop_at=stop_at)).publish(FIRST, None, FlatWeights.of(weights))
     chain = VersionChain(LocalStorage(tmp_path))
     assert chain.versions() == []
     assert not chain.exists(FIRST)
     with pytest.raises(FileNotFoundError):
         chain.load(FIRST)
-    chain.publish(FIRST, None, weights_of(2))
+    chain.publish(FIRST, None, FlatWeights.of(weights_of(2)))
     assert same_bits(chain.load(FIRST), weights_of(2))
 
 
 def test_the_manifest_comes_last(tmp_path):
     storage = RecordedStorage(tmp_path)
-    VersionChain(storage).publish(FIRST, None, weights_of(1))
+    VersionChain(storage).publish(FIRST, None, FlatWeights.of(weights_of(1)))
     assert [operation for operation, _ in storage.changes] == ["delete", "delete", "create_file", "create"]
     assert storage.changes[-1][1].endswith("manifest.json")
 
@@ -110,18 +113,18 @@ def test_the_manifest_comes_last(tmp_path):
 def test_repeating_a_publication_changes_nothing(tmp_path):
     storage = RecordedStorage(tmp_path)
     chain = VersionChain(storage)
-    manifest = chain.publish(FIRST, None, weights_of(1))
+    manifest = chain.publish(FIRST, None, FlatWeights.of(weights_of(1)))
     storage.changes.clear()
-    assert chain.publish(FIRST, None, weights_of(1)) == manifest
+    assert chain.publish(FIRST, None, FlatWeights.of(weights_of(1))) == manifest
     assert storage.changes == []
 
 
 def test_a_version_is_never_published_with_other_weights(storage):
     chain = VersionChain(storage)
-    chain.publish(FIRST, None, weights_of(1))
+    chain.publish(FIRST, None, FlatWeights.of(weights_of(1)))
     for other in (weights_of(2), weights_of(1) | {"more": torch.zeros(1)}, {"norm": weights_of(1)["norm"]}):
         with pytest.raises(RuntimeError, match="already published with other weights"):
-            chain.publish(FIRST, None, other)
+            chain.publish(FIRST, None, FlatWeights.of(other))
     assert same_bits(chain.load(FIRST), weights_of(1))
 
 
@@ -149,7 +152,7 @@ def damage_by_the_header(file):
     "damage", [damage_by_cutting, damage_by_emptying, damage_by_a_bit_in_a_tensor, damage_by_the_header]
 )
 def test_a_damaged_file_is_refused(tmp_path, damage):
-    VersionChain(LocalStorage(tmp_path)).publish(FIRST, None, weights_of(1))
+    VersionChain(LocalStorage(tmp_path)).publish(FIRST, None, FlatWeights.of(weights_of(1)))
     damage(weights_file(tmp_path, FIRST))
     with pytest.raises(CorruptVersionError, match=str(FIRST)):
         VersionChain(LocalStorage(tmp_path)).load(FIRST)
@@ -158,16 +161,16 @@ def test_a_damaged_file_is_refused(tmp_path, damage):
 def test_what_was_just_published_is_at_hand_as_it_was_then(tmp_path, monkeypatch):
     """The publisher's own load takes a copy that no later update reaches; an older or larger version is read."""
     chain, weights = VersionChain(LocalStorage(tmp_path)), weights_of(1)
-    chain.publish(FIRST, None, weights)
+    chain.publish(FIRST, None, FlatWeights.of(weights))
     weights["embedding"].zero_()
     weights_file(tmp_path, FIRST).write_bytes(b"not looked at")
     assert same_bits(chain.load(FIRST), weights_of(1))
     chain.withdraw(FIRST)
     with pytest.raises(FileNotFoundError):
         chain.load(FIRST)
-    chain.publish(SECOND, FIRST, weights_of(2))
+    chain.publish(SECOND, FIRST, FlatWeights.of(weights_of(2)))
     monkeypatch.setattr("gyre_core.weights.chain.HELD_BYTES", 1)
-    chain.publish(PolicyVersion(1, 2), SECOND, weights_of(3))
+    chain.publish(PolicyVersion(1, 2), SECOND, FlatWeights.of(weights_of(3)))
     for version in (SECOND, PolicyVersion(1, 2)):
         weights_file(tmp_path, version).write_bytes(b"looked at")
     assert same_bits(chain.load(PolicyVersion(1, 2)), weights_of(3))
@@ -178,7 +181,7 @@ def test_what_was_just_published_is_at_hand_as_it_was_then(tmp_path, monkeypatch
 def test_few_versions_are_at_hand(tmp_path):
     chain = VersionChain(LocalStorage(tmp_path))
     for number in range(6):
-        chain.publish(PolicyVersion(1, number), None, weights_of(number))
+        chain.publish(PolicyVersion(1, number), None, FlatWeights.of(weights_of(number)))
         weights_file(tmp_path, PolicyVersion(1, number)).write_bytes(b"looked at")
     for number in range(6):
         if number >= 6 - HELD_STATES:
@@ -190,12 +193,12 @@ def test_few_versions_are_at_hand(tmp_path):
 
 def test_a_file_of_another_version_is_refused(tmp_path):
     chain = VersionChain(LocalStorage(tmp_path))
-    chain.publish(FIRST, None, weights_of(1))
-    chain.publish(SECOND, FIRST, weights_of(2))
+    chain.publish(FIRST, None, FlatWeights.of(weights_of(1)))
+    chain.publish(SECOND, FIRST, FlatWeights.of(weights_of(2)))
     shutil.copy(weights_file(tmp_path, SECOND), weights_file(tmp_path, FIRST))
     with pytest.raises(CorruptVersionError, match="do not match their digest"):
         VersionChain(LocalStorage(tmp_path)).load(FIRST)
-    chain.publish(PolicyVersion(1, 2), None, {"norm": torch.zeros(3)})
+    chain.publish(PolicyVersion(1, 2), None, FlatWeights.of({"norm": torch.zeros(3)}))
     shutil.copy(weights_file(tmp_path, PolicyVersion(1, 2)), weights_file(tmp_path, FIRST))
     with pytest.raises(CorruptVersionError, match="do not match their digest"):
         VersionChain(LocalStorage(tmp_path)).load(FIRST)
@@ -203,7 +206,7 @@ def test_a_file_of_another_version_is_refused(tmp_path):
 
 def test_a_manifest_of_another_release_is_refused(tmp_path):
     chain = VersionChain(LocalStorage(tmp_path))
-    manifest = chain.publish(FIRST, None, weights_of(1))
+    manifest = chain.publish(FIRST, None, FlatWeights.of(weights_of(1)))
     assert VersionManifest.from_json(manifest.to_json()) == manifest
     fields = json.loads(manifest.to_json()) | {"format": 99}
     with pytest.raises(ValueError, match="another release"):
@@ -214,7 +217,7 @@ def test_versions_are_ordered_by_epoch_then_number(storage):
     chain = VersionChain(storage)
     versions = [PolicyVersion(2, 3), PolicyVersion(1, 10), PolicyVersion(1, 9), PolicyVersion(10, 0)]
     for version in versions:
-        chain.publish(version, None, weights_of(version.number))
+        chain.publish(version, None, FlatWeights.of(weights_of(version.number)))
     assert chain.versions() == [PolicyVersion(1, 9), PolicyVersion(1, 10), PolicyVersion(2, 3), PolicyVersion(10, 0)]
 
 
@@ -229,7 +232,7 @@ def test_retention_keeps_the_newest_and_never_shows_a_torn_one(tmp_path):
     storage = RecordedStorage(tmp_path, check)
     chain = VersionChain(storage)
     for number in range(6):
-        chain.publish(PolicyVersion(1, number), None, weights_of(number))
+        chain.publish(PolicyVersion(1, number), None, FlatWeights.of(weights_of(number)))
         chain.retain(3)
         assert chain.versions() == [PolicyVersion(1, kept) for kept in range(max(0, number - 2), number + 1)]
     deleted = [name for operation, name in storage.changes if operation == "delete_folder"]
@@ -241,7 +244,7 @@ def test_retention_keeps_the_newest_and_never_shows_a_torn_one(tmp_path):
 def test_a_retention_that_stops_anywhere_is_finished_by_the_next(tmp_path, stop_at):
     chain = VersionChain(LocalStorage(tmp_path))
     for number in range(3):
-        chain.publish(PolicyVersion(1, number), None, weights_of(number))
+        chain.publish(PolicyVersion(1, number), None, FlatWeights.of(weights_of(number)))
     with pytest.raises(StopError):
         VersionChain(RecordedStorage(tmp_path, stop_at=stop_at)).retain(2)
     for version in chain.versions():
@@ -254,8 +257,8 @@ def test_a_retention_that_stops_anywhere_is_finished_by_the_next(tmp_path, stop_
 def test_a_full_disk_is_told_and_leaves_the_older_versions(small_volume):
     folder = small_volume(256)
     chain = VersionChain(LocalStorage(folder))
-    chain.publish(FIRST, None, {"weight": torch.zeros(40_000)})
+    chain.publish(FIRST, None, FlatWeights.of({"weight": torch.zeros(40_000)}))
     with pytest.raises(OutOfSpaceError, match=r"weights\.safetensors"):
-        chain.publish(SECOND, FIRST, {"weight": torch.ones(40_000)})
+        chain.publish(SECOND, FIRST, FlatWeights.of({"weight": torch.ones(40_000)}))
     assert chain.versions() == [FIRST]
     chain.load(FIRST)

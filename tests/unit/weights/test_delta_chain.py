@@ -10,6 +10,7 @@ from gyre_core.storage import LocalStorage
 from gyre_core.types import PolicyVersion
 from gyre_core.weights import chain as chain_module
 from gyre_core.weights.chain import CorruptVersionError, VersionChain
+from gyre_core.weights.flat import FlatWeights
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +34,7 @@ def weights_of(number, share=0.01):
 def publish(chain, count, share=0.01):
     for number in range(count):
         parent = version(number - 1) if number else None
-        chain.publish(version(number), parent, weights_of(number, share))
+        chain.publish(version(number), parent, FlatWeights.of(weights_of(number, share)))
 
 
 def equal(left, right):
@@ -69,8 +70,8 @@ def test_a_reader_leaves_an_abandoned_branch(tmp_path):
     reader = VersionChain(LocalStorage(tmp_path))
     reader.load(version(3))
     successor = VersionChain(LocalStorage(tmp_path))
-    successor.publish(version(2, epoch=2), version(1), weights_of(5))
-    successor.publish(version(3, epoch=2), version(2, epoch=2), weights_of(6))
+    successor.publish(version(2, epoch=2), version(1), FlatWeights.of(weights_of(5)))
+    successor.publish(version(3, epoch=2), version(2, epoch=2), FlatWeights.of(weights_of(6)))
     assert [successor.manifest(version(number, 2)).kind for number in (2, 3)] == ["full", "delta"]
     assert equal(reader.load(version(3, epoch=2)), weights_of(6))
 
@@ -113,7 +114,9 @@ def test_differences_that_gain_nothing_are_not_tried_again_for_a_while(tmp_path,
     chain = VersionChain(LocalStorage(tmp_path))
     generator = torch.Generator().manual_seed(0)
     for number in range(2 + chain_module.PAUSE + 1):
-        chain.publish(version(number), version(number - 1), {"noise": torch.randn(1000, generator=generator)})
+        chain.publish(
+            version(number), version(number - 1), FlatWeights.of({"noise": torch.randn(1000, generator=generator)})
+        )
         assert chain.manifest(version(number)).kind == "full"
     assert len(tried) == 2
 
@@ -131,7 +134,7 @@ def test_a_version_is_kept_for_those_that_are_based_on_it(tmp_path, monkeypatch)
     kept = []
     for number in range(10):
         parent = version(number - 1) if number else None
-        chain.publish(version(number), parent, weights_of(number))
+        chain.publish(version(number), parent, FlatWeights.of(weights_of(number)))
         newest = number
         chain.retain(2)
         kept.append(chain.versions()[0].number)
@@ -161,11 +164,11 @@ def test_a_publication_that_stops_anywhere_is_repeated(tmp_path, stop_at):
     chain = VersionChain(RecordedStorage(tmp_path, stop_at=stop_at))
     chain.load(version(1))
     with pytest.raises(StopError):
-        chain.publish(version(2), version(1), weights_of(2))
+        chain.publish(version(2), version(1), FlatWeights.of(weights_of(2)))
     assert VersionChain(LocalStorage(tmp_path)).versions() == [version(0), version(1)]
     again = VersionChain(LocalStorage(tmp_path))
     again.load(version(1))
-    again.publish(version(2), version(1), weights_of(3))
+    again.publish(version(2), version(1), FlatWeights.of(weights_of(3)))
     assert again.manifest(version(2)).kind == "delta"
     assert equal(VersionChain(LocalStorage(tmp_path)).load(version(2)), weights_of(3))
 
@@ -174,7 +177,7 @@ def test_another_tensor_than_in_the_parent_is_refused_by_name(tmp_path):
     chain = VersionChain(LocalStorage(tmp_path))
     publish(chain, 1)
     with pytest.raises(ValueError, match=r"added \(absent before"):
-        chain.publish(version(1), version(0), weights_of(1) | {"added": torch.ones(1)})
+        chain.publish(version(1), version(0), FlatWeights.of(weights_of(1) | {"added": torch.ones(1)}))
 
 
 @pytest.mark.parametrize(
