@@ -83,6 +83,8 @@ async def recover_run(client: PrefectClient, dead_flow_run: FlowRun) -> FlowRun 
     except ValueError:
         return None  # Started again, it would be refused.
     folder = remains.folder
+    if not _is_open_question(await client.read_flow_run(dead_flow_run.id)):
+        return None  # Nobody is to be kept from the folder for this.
     try:
         if folder is not None:
             await asyncio.to_thread(folder.acquire)
@@ -97,7 +99,7 @@ async def recover_run(client: PrefectClient, dead_flow_run: FlowRun) -> FlowRun 
 
 async def _decide(client: PrefectClient, dead: FlowRun, remains: Remains) -> FlowRun | None:
     deployment = await client.read_deployment_by_name(TRAIN_DEPLOYMENT)
-    if dead.deployment_id != deployment.id or state_of(dead) != StateType.CRASHED or SETTLED in dead.tags:
+    if dead.deployment_id != deployment.id or not _is_open_question(dead):
         return None
     if remains.opened and remains.folder is None:
         return None  # It is on another machine.
@@ -105,6 +107,10 @@ async def _decide(client: PrefectClient, dead: FlowRun, remains: Remains) -> Flo
     successor = None if remains.complete else await _start_again(client, dead, remains)
     await client.update_flow_run(dead.id, tags=[*dead.tags, SETTLED])
     return successor
+
+
+def _is_open_question(dead: FlowRun) -> bool:
+    return state_of(dead) == StateType.CRASHED and SETTLED not in dead.tags
 
 
 async def _start_again(client: PrefectClient, dead: FlowRun, remains: Remains) -> FlowRun | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -80,6 +81,11 @@ class CheckpointManifest(CheckpointFacts):
 def checkpoint_name(step: int, epoch: int) -> str:
     """The folder of a checkpoint below `checkpoints/`."""
     return f"{step:08d}-{epoch:04d}"
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a folder's name is that of a checkpoint."""
+    return re.fullmatch(r"\d{8,}-\d{4,}", name) is not None
 
 
 def checkpoint_order(name: str) -> tuple[int, int]:

@@ -24,7 +24,13 @@ import pyarrow.parquet as pq
 import torch
 from safetensors.torch import load_file, save_file
 
-from gyre_core.checkpoint.manifest import CheckpointFacts, CheckpointManifest, ObjectRecord, checkpoint_order
+from gyre_core.checkpoint.manifest import (
+    CheckpointFacts,
+    CheckpointManifest,
+    ObjectRecord,
+    checkpoint_order,
+    is_checkpoint_name,
+)
 from gyre_core.checkpoint.retention import Retention
 from gyre_core.storage import OutOfSpaceError, Storage, WriteFile
 from gyre_core.weights.digests import bytes_digest, file_digest
@@ -167,7 +173,7 @@ class CheckpointStore:
         errors: list[OSError] = []
         for store in self._stores:
             try:
-                found.update(_committed(store))
+                found.update(committed_checkpoints(store))
             except OSError as error:
                 logger.warning("the checkpoints in %s cannot be listed: %s", store.url, error)
                 errors.append(error)
@@ -184,6 +190,8 @@ class CheckpointStore:
         manifest = self.manifest(name)
         if target.exists(f"{FOLDER}/{name}/{MANIFEST}"):
             return
+        # Left by a copy that did not get to its end.
+        target.delete_folder(f"{FOLDER}/{name}")
         for item, record in manifest.objects.items():
             self._with_object(
                 name,
@@ -254,7 +262,7 @@ class CheckpointStore:
         for store in self._stores:
             try:
                 with store.local_file(f"{FOLDER}/{name}/{item}") as path:
-                    if path.stat().st_size == record.size and file_digest(path) == record.digest:
+                    if is_intact(path, record):
                         use(path)
                         return
                 reasons.append(f"{item} does not match its digest in {store.url}")
@@ -276,7 +284,7 @@ class CheckpointStore:
         retention = replace(self._retention, keep=1) if self.sparing else self._retention
         kept, oldest, recent = retention.kept(manifests), retention.oldest(manifests), retention.recent(manifests)
         self.exact_from = min((manifest.step for manifest in manifests if manifest.name in recent), default=None)
-        for name in _begun(self._storage):
+        for name in begun_checkpoints(self._storage):
             if name not in kept and checkpoint_order(name) < oldest:
                 delete_checkpoint(self._storage, name)
 
@@ -284,7 +292,7 @@ class CheckpointStore:
 def whole_manifests(store: Storage) -> list[CheckpointManifest]:
     """The manifests in a store of checkpoints that have all their bytes there, oldest first."""
     found: list[CheckpointManifest] = []
-    for name in _committed(store):
+    for name in committed_checkpoints(store):
         with contextlib.suppress(ValueError, FileNotFoundError):
             manifest = _read_manifest(store, name)
             if has_all_bytes(store, manifest):
@@ -299,6 +307,17 @@ def has_all_bytes(store: Storage, manifest: CheckpointManifest) -> bool:
         return all(store.size(f"{folder}/{item}") == record.size for item, record in manifest.objects.items())
     except FileNotFoundError:
         return False
+
+
+def is_intact(path: Path, record: ObjectRecord) -> bool:
+    """Whether a file is the object that was recorded."""
+    return path.stat().st_size == record.size and file_digest(path) == record.digest
+
+
+def begun_checkpoints(store: Storage) -> list[str]:
+    """Names of all checkpoints of which anything is there, oldest first; other folders are nobody's business."""
+    names = (folder.rpartition("/")[2] for folder in store.folders(FOLDER))
+    return sorted(filter(is_checkpoint_name, names), key=checkpoint_order)
 
 
 def delete_checkpoint(store: Storage, name: str) -> None:
@@ -320,7 +339,7 @@ def _problems(store: Storage, name: str) -> Iterator[str]:
     for item, record in manifest.objects.items():
         try:
             with store.local_file(f"{FOLDER}/{name}/{item}") as path:
-                if path.stat().st_size != record.size or file_digest(path) != record.digest:
+                if not is_intact(path, record):
                     yield f"{item} does not match its digest"
         except FileNotFoundError:
             yield f"{item} is missing"
@@ -328,15 +347,10 @@ def _problems(store: Storage, name: str) -> Iterator[str]:
             yield f"{item} cannot be read: {error}"
 
 
-def _committed(store: Storage) -> list[str]:
+def committed_checkpoints(store: Storage) -> list[str]:
     """Names of the complete checkpoints in a store, oldest first."""
-    return [name for name in _begun(store) if store.exists(f"{FOLDER}/{name}/{MANIFEST}")]
+    return [name for name in begun_checkpoints(store) if store.exists(f"{FOLDER}/{name}/{MANIFEST}")]
 
 
 def _read_manifest(store: Storage, name: str) -> CheckpointManifest:
     return CheckpointManifest.from_json(store.read(f"{FOLDER}/{name}/{MANIFEST}"))
-
-
-def _begun(store: Storage) -> list[str]:
-    """Names of all checkpoints of which anything is there, oldest first."""
-    return sorted((folder.rpartition("/")[2] for folder in store.folders(FOLDER)), key=checkpoint_order)

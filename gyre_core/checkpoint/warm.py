@@ -1,9 +1,11 @@
 """The warm copy of the checkpoints: follows the primary store in the background, with a place of its own.
 
-After each commit the follower brings the warm store to what the primary keeps: it copies what is missing, oldest first,
-with the segments that it refers to, each checkpoint's manifest last, and then drops what the primary has dropped. What
-fails is counted, told once, and tried again after the next commit; training never waits for it. The place of the
-follower is the newest checkpoint that the warm store holds whole.
+After each commit the follower brings the warm store to what the primary keeps: it copies what is missing, the newest
+first, a full checkpoint before what builds on it, with the segments that they refer to and each checkpoint's manifest
+last, and then drops what the primary has dropped. A checkpoint that the primary drops while it is copied is given up,
+so a store that is slower than checkpoints come holds a part of them, the newest that it can. What fails is counted,
+told once, and tried again after the next commit; training never waits for it. The place of the follower is the newest
+checkpoint that the warm store holds whole.
 """
 
 from __future__ import annotations
@@ -15,9 +17,16 @@ import threading
 from collections.abc import Iterable
 
 from gyre_core.checkpoint.manifest import CheckpointManifest, checkpoint_order
-from gyre_core.checkpoint.store import FOLDER, MANIFEST, delete_checkpoint, has_all_bytes, whole_manifests
+from gyre_core.checkpoint.store import (
+    FOLDER,
+    MANIFEST,
+    begun_checkpoints,
+    delete_checkpoint,
+    has_all_bytes,
+    is_intact,
+    whole_manifests,
+)
 from gyre_core.storage import Storage
-from gyre_core.weights.digests import file_digest
 
 logger = logging.getLogger(__name__)
 
@@ -99,15 +108,15 @@ def copy_missing(primary: Storage, warm: Storage, data: Storage) -> tuple[int, i
 
     Raises OSError when either does not do as it should. A checkpoint that is damaged in the primary is left alone.
     """
-    manifests = whole_manifests(primary)
+    manifests = {manifest.name: manifest for manifest in whole_manifests(primary)}
     there = {manifest.name for manifest in whole_manifests(warm)}
-    newest = (0, 0)
-    for manifest in manifests:
-        if manifest.name in there or _copy_checkpoint(primary, warm, data, manifest):
-            newest = max(newest, checkpoint_order(manifest.name))
+    for newest in reversed(manifests.values()):
+        for manifest in (manifests.get(newest.base or ""), newest):
+            if manifest and manifest.name not in there and _copy_checkpoint(primary, warm, data, manifest):
+                there.add(manifest.name)
     if manifests:  # A primary that was lost takes nothing with it.
-        _drop(warm, manifests)
-    return newest
+        _drop(warm, list(manifests.values()))
+    return max((checkpoint_order(name) for name in manifests if name in there), default=(0, 0))
 
 
 def copy_segments(source: Storage, target: Storage, names: Iterable[str]) -> int:
@@ -122,13 +131,25 @@ def copy_segments(source: Storage, target: Storage, names: Iterable[str]) -> int
 
 
 def _copy_checkpoint(primary: Storage, warm: Storage, data: Storage, manifest: CheckpointManifest) -> bool:
+    """Copy one; whether it is there now."""
+    try:
+        return _copy_objects(primary, warm, data, manifest)
+    except FileNotFoundError:
+        if primary.exists(f"{FOLDER}/{manifest.name}/{MANIFEST}"):
+            raise
+        # The primary dropped it meanwhile.
+        delete_checkpoint(warm, manifest.name)
+        return False
+
+
+def _copy_objects(primary: Storage, warm: Storage, data: Storage, manifest: CheckpointManifest) -> bool:
     folder = f"{FOLDER}/{manifest.name}"
     # Left by a copy that did not get to its end.
     delete_checkpoint(warm, manifest.name)
     copy_segments(data, warm, manifest.segments)
     for item, record in manifest.objects.items():
         with primary.local_file(f"{folder}/{item}") as path:
-            if file_digest(path) != record.digest:
+            if not is_intact(path, record):
                 logger.warning("checkpoint %s is not copied: %s is damaged in %s", manifest.name, item, primary.url)
                 return False
             warm.create_file(f"{folder}/{item}", lambda target, path=path: shutil.copyfile(path, target))
@@ -139,8 +160,7 @@ def _copy_checkpoint(primary: Storage, warm: Storage, data: Storage, manifest: C
 def _drop(warm: Storage, manifests: list[CheckpointManifest]) -> None:
     """Remove what the primary no longer holds from the warm store, what is newer than all of that excepted."""
     kept, newest = {manifest.name for manifest in manifests}, checkpoint_order(manifests[-1].name)
-    for folder in warm.folders(FOLDER):
-        name = folder.rpartition("/")[2]
+    for name in begun_checkpoints(warm):
         if name not in kept and checkpoint_order(name) < newest:
             delete_checkpoint(warm, name)
     needed = {name for manifest in whole_manifests(warm) for name in manifest.segments}

@@ -16,7 +16,7 @@ import torch
 
 from gyre_core.checkpoint.manifest import checkpoint_order
 from gyre_core.checkpoint.store import Checkpoint
-from gyre_core.cluster.epochs import claim_epoch, current_epoch
+from gyre_core.cluster.epochs import claim_epoch
 from gyre_core.cluster.requests import request_step
 from gyre_core.config import GyreConfig
 from gyre_core.data.cursor import PromptCursor
@@ -47,7 +47,7 @@ from gyre_core.training.checkpoints import make_saver, open_checkpoints
 from gyre_core.training.credit import Credit
 from gyre_core.training.evaluation import Evaluator
 from gyre_core.training.policies import make_start_policy
-from gyre_core.training.recovery import copy_source, find_checkpoints, recover
+from gyre_core.training.recovery import Repeater, copy_source, find_checkpoints, recover, refuse_taken
 from gyre_core.training.remote import RemoteRollout
 from gyre_core.training.requests import announce_requests, plan_requests
 from gyre_core.training.resume import NEW, Origin, check_fork, check_same_run, make_fingerprint
@@ -60,6 +60,9 @@ from gyre_core.weights.chain import VersionChain
 from gyre_core.weights.flat import FlatWeights
 
 logger = logging.getLogger(__name__)
+
+PATIENCE = 3.0
+"""Seconds for which a run that is to be opened may be held by another process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +91,17 @@ async def open_run(
 
     Whatever is cheap to check is checked before a model loads. Raises ValueError for the user's mistakes: data or
     rewards that cannot be read, columns that are missing, a run id that is taken, nothing to resume. A new run that
-    cannot be opened leaves nothing behind.
+    cannot be opened leaves no folder behind.
     """
     set_threads(config)
     rows, scorer = await _check(config, run_id, origin, runner)
     try:
         # Before there is a new folder, which would be the newest of the name.
         source = _find_source(config, origin)
-        folder = _find_folder(config, run_id) if origin.resumes else RunFolder.create(config, run_id)
+        folder = _find_folder(config, run_id) if origin.resumes else RunFolder.create(config, run_id, source)
         try:
-            folder.acquire()
+            # Who decides about a run that crashed holds it for a moment.
+            await asyncio.to_thread(folder.acquire, PATIENCE)
             run = await asyncio.to_thread(_build, config, folder, rows, scorer, origin, source)
             if run.remote is not None:
                 run.remote.start()
@@ -200,6 +204,11 @@ def _find_folder(config: GyreConfig, run_id: str | None) -> RunFolder:
     name = config.experiment.name
     folder = RunFolder.find(f"{name}/{run_id}" if run_id else name, config.experiment.output)
     check_same_run(folder.config(), config)
+    if (source := folder.begins_from()) is not None:
+        raise ValueError(
+            f"the run {folder.key} ended before it had begun from a checkpoint of {source}; begin another one by "
+            f"--resume.from {source}"
+        )
     return folder
 
 
@@ -233,11 +242,8 @@ def _build(
     source: RunFolder | None,
 ) -> TrainingRun:
     storage = run_storage(config, folder)
-    if not origin.resumes and current_epoch(storage):
-        raise ValueError(
-            f"storage.url: {storage.url} holds a run {folder.key} already; choose another --run-id, or go on with "
-            "that run by --resume where its run folder is"
-        )
+    if not origin.resumes:
+        refuse_taken(config, folder, source)
     died_at = folder.last_sign()
     names: list[str] = []
     if source is not None:
@@ -257,6 +263,7 @@ def _build(
     metrics = MetricsWriter(folder.path, tensorboard=config.monitor.tensorboard)
     # The first write to the storage, when all that may be refused was made.
     newest = max((checkpoint_order(name)[0] for name in names), default=0)
+    folder.note_begun()
     epoch = claim_epoch(storage, f"{platform.node()}:{os.getpid()}", after=newest)
     if origin.resumes:
         _tell_changes("changed since the run was started", check_same_run(folder.config(), config))
@@ -285,9 +292,24 @@ def _build(
     if config.rollout.launcher == "pool":
         run.remote = RemoteRollout(storage, config.rollout, epoch, lambda: run.step)
         share(storage, folder.path)
-    _begin(run, names, origin, died_at)
+    _begin(run, names, origin, source.config() if source is not None else None, died_at)
     run.register()
     return run
+
+
+def _repeater(source: GyreConfig, run: TrainingRun) -> Repeater:
+    """What takes the steps of the run that a fork begins from again: by the settings of that run."""
+    learner = run.learner
+    if _learner_settings(source) != _learner_settings(run.config):
+        policy = copy_policy(run.policy, next(run.policy.model.parameters()).dtype)
+        policy.model.requires_grad_(True)
+        learner = make_learner(source, policy)
+    return Repeater(learner, source.rollout.max_lag == 0, Credit(source).smallest_group)
+
+
+def _learner_settings(config: GyreConfig) -> tuple[object, ...]:
+    """What a learner is made with, beside the model."""
+    return config.learning, config.critic, sampling_parameters(config)
 
 
 def _tell_changes(how: str, lines: Sequence[str]) -> None:
@@ -295,21 +317,26 @@ def _tell_changes(how: str, lines: Sequence[str]) -> None:
         logger.info("%s: %s", how, line.strip())
 
 
-def _begin(run: TrainingRun, names: Sequence[str], origin: Origin, died_at: float | None) -> None:
-    """Bring the run to where it goes on, and publish the policy that it goes on with."""
-    forked = not origin.resumes
-    if names and not forked:
+def _begin(
+    run: TrainingRun, names: Sequence[str], origin: Origin, source: GyreConfig | None, died_at: float | None
+) -> None:
+    """Bring the run to where it goes on, and publish the policy that it goes on with.
+
+    `source` is how the run was configured that a fork begins from.
+    """
+    if names and source is None:
         started_at = process_started_at()
         run.recovery.begin(started_at if died_at is None else died_at, started_at)
-    checkpoint = recover(run, names, forked=forked)
+    checkpoint = recover(run, names, None if source is None else partial(_repeater, source, run))
     run.metrics.truncate_after(run.step)
-    parent = PolicyVersion(**checkpoint.state["version"]) if checkpoint and not forked else None
+    parent = PolicyVersion(**checkpoint.state["version"]) if checkpoint and source is None else None
     with run.recovery.timed("publish"):
         run.chain.publish(run.version, parent, FlatWeights.of(run.learner.policy_weights()))
     if checkpoint is not None:
         run.stragglers = {request.request_id: request for request in _announce_stragglers(run, checkpoint)}
-        if origin.step is not None:
-            # Whoever takes over after this must not find what was given up to be the newest.
+        if source is not None or origin.step is not None:
+            # Whoever takes over after this must neither find what was given up to be the newest, nor have to repeat
+            # steps of another run, perhaps by other settings.
             run.save_now()
 
 

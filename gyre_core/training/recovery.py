@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from gyre_core.checkpoint.manifest import checkpoint_order
-from gyre_core.checkpoint.store import Checkpoint, CheckpointStore, CorruptCheckpointError
+from gyre_core.checkpoint.manifest import CheckpointManifest, checkpoint_order
+from gyre_core.checkpoint.store import (
+    Checkpoint,
+    CheckpointStore,
+    CorruptCheckpointError,
+    committed_checkpoints,
+    whole_manifests,
+)
 from gyre_core.checkpoint.warm import copy_segments
+from gyre_core.cluster.epochs import current_epoch
 from gyre_core.config import GyreConfig
 from gyre_core.experience.replay import replayed_minibatches, segment_sizes
+from gyre_core.learner.local import LocalLearner
 from gyre_core.learner.repeatability import state_digest
 from gyre_core.monitor.metrics import METRICS_FILE
 from gyre_core.rollout.shared import START_POLICY
+from gyre_core.storage import Storage
 from gyre_core.training.checkpoints import open_checkpoints
 from gyre_core.training.resume import check_fingerprint
 from gyre_core.training.run import TrainingRun
@@ -39,33 +49,48 @@ def find_checkpoints(store: CheckpointStore, key: str, step: int | None) -> list
     return found
 
 
-def recover(run: TrainingRun, names: Sequence[str], *, forked: bool) -> Checkpoint | None:
+@dataclass(frozen=True, slots=True)
+class Repeater:
+    """What takes steps again that led from a full checkpoint to an increment: a learner, and how they were taken."""
+
+    learner: LocalLearner
+    on_policy: bool
+    smallest_group: int
+
+
+def recover(run: TrainingRun, names: Sequence[str], source: Callable[[], Repeater] | None = None) -> Checkpoint | None:
     """Bring the run to the last of these checkpoints that can be restored; None when there are none.
 
-    A segment that the pool has lost comes back from the warm store. Raises CorruptCheckpointError when none of the
-    checkpoints can be restored, and ValueError for one of a run with other contents, where `forked` allows fewer.
+    `source` makes the repeater of the run that a fork begins from. A segment that the pool has lost comes back from the
+    warm store. Raises CorruptCheckpointError when none of the checkpoints can be restored, and ValueError for one of a
+    run with other contents, of which a fork may change more.
     """
     store, warm = run.saver.store, warm_storage(run.config, run.folder)
+    reason: CorruptCheckpointError | None = None
     for name in reversed(names):
         try:
             with run.recovery.timed("restore"):
                 checkpoint = store.load(name)
-                check_fingerprint(checkpoint.state["fingerprint"], run.fingerprint, forked=forked)
+                check_fingerprint(checkpoint.state["fingerprint"], run.fingerprint, forked=source is not None)
                 if warm is not None and (restored := copy_segments(warm, run.storage, checkpoint.segments)):
                     logger.warning("%d segments that the pool has lost came back from %s", restored, warm.url)
-                restore(run, checkpoint)
+                restore(run, checkpoint, source)
         except CorruptCheckpointError as error:
             logger.warning("skipping %s", error)
+            reason = error
             continue
         if lost := run.pool.drop_missing():
             logger.warning("%d groups of the pool are not trained on, as their segments are not there any more", lost)
         return checkpoint
-    if names:
-        raise CorruptCheckpointError(f"none of the {len(names)} checkpoints of the run {run.key} can be restored")
-    return None
+    if reason is None:
+        return None
+    raise CorruptCheckpointError(
+        f"of {len(names)} checkpoints that the run {run.key} may go on from none can be restored: {reason}; `gyre "
+        "checkpoints` shows which are whole, and --resume.step takes another one, best a full one"
+    )
 
 
-def restore(run: TrainingRun, checkpoint: Checkpoint) -> None:
+def restore(run: TrainingRun, checkpoint: Checkpoint, source: Callable[[], Repeater] | None) -> None:
     """Bring the whole run to the state in a checkpoint.
 
     Raises CorruptCheckpointError when the learner cannot be brought to it.
@@ -73,25 +98,60 @@ def restore(run: TrainingRun, checkpoint: Checkpoint) -> None:
     learner = run.saver.learner_state(checkpoint)
     run.learner.load_state(learner.tensors, learner.counters)
     with run.recovery.timed("replay"):
-        _replay(run, checkpoint, learner)
+        if source is None or not learner.records:
+            own = Repeater(run.learner, run.config.rollout.max_lag == 0, run.credit.smallest_group)
+            _repeat(run, checkpoint, learner, own)
+        else:
+            repeater = source()
+            repeater.learner.load_state(learner.tensors, learner.counters)
+            _repeat(run, checkpoint, learner, repeater)
+            run.learner.load_state(*repeater.learner.state())
     run.recovery.steps = len(learner.records)
     run.restore(checkpoint)
-    run.saver.resumed(checkpoint, learner, segment_sizes(run.storage, learner.records))
+    if source is None:
+        run.saver.resumed(checkpoint, learner, segment_sizes(run.storage, learner.records))
 
 
-def _replay(run: TrainingRun, checkpoint: Checkpoint, learner: LearnerState) -> None:
+def _repeat(run: TrainingRun, checkpoint: Checkpoint, learner: LearnerState, repeater: Repeater) -> None:
     """Train again on what was trained on since the full checkpoint, and check what came out."""
-    on_policy, smallest = run.config.rollout.max_lag == 0, run.credit.smallest_group
     try:
-        for minibatches in replayed_minibatches(run.storage, learner.records, smallest):
-            run.learner.take_step(minibatches, on_policy)
+        for minibatches in replayed_minibatches(run.storage, learner.records, repeater.smallest_group):
+            repeater.learner.take_step(minibatches, repeater.on_policy)
     except (FileNotFoundError, ValueError) as error:
         raise CorruptCheckpointError(f"checkpoint {checkpoint.name} cannot be repeated: {error}") from error
-    if learner.digest is not None and state_digest(*run.learner.state()) != learner.digest:
+    if learner.digest is not None and state_digest(*repeater.learner.state()) != learner.digest:
         raise CorruptCheckpointError(
             f"checkpoint {checkpoint.name}: the {len(learner.records)} steps after {checkpoint.base} led to other "
-            "weights when they were repeated here, as happens with another number of threads or another release of "
-            "torch"
+            "weights when they were repeated here, as happens with another number of threads (experiment.threads) or "
+            "another release of torch"
+        )
+
+
+def refuse_taken(config: GyreConfig, folder: RunFolder, source: RunFolder | None) -> None:
+    """Raise ValueError when a storage outside of a new run's folder holds something of another run of its name.
+
+    What an earlier try has copied from `source`, which the run begins from, is no such thing.
+    """
+    storage, warm = run_storage(config, folder), warm_storage(config, folder)
+    if current_epoch(storage):
+        raise ValueError(
+            f"storage.url: {storage.url} holds a run {folder.key} already; choose another --run-id, or go on with "
+            "that run by --resume where its run folder is"
+        )
+    copies = whole_manifests(checkpoint_storage(source.config(), source)) if source is not None else []
+    _refuse_checkpoints(checkpoint_storage(config, folder), folder, copies)
+    if warm is not None:
+        try:
+            _refuse_checkpoints(warm, folder, copies)
+        except OSError as error:  # Training goes on without a warm store.
+            logger.warning("the warm store %s cannot be listed: %s", warm.url, error)
+
+
+def _refuse_checkpoints(store: Storage, folder: RunFolder, copies: Sequence[CheckpointManifest]) -> None:
+    copied = {manifest.name for manifest in whole_manifests(store) if manifest in copies}
+    if not copied.issuperset(committed_checkpoints(store)):
+        raise ValueError(
+            f"{store.url} holds checkpoints of another run {folder.key}; choose another --run-id, or remove them"
         )
 
 

@@ -32,9 +32,11 @@ class Recovery:
     def timed(self, phase: str) -> Generator[None]:
         """Count the time of a block as a phase; a phase within another one is not counted twice."""
         before, started = sum(self._seconds.values()), time.monotonic()
-        yield
-        inner = sum(self._seconds.values()) - before
-        self._seconds[phase] = self._seconds.get(phase, 0.0) + time.monotonic() - started - inner
+        try:
+            yield
+        finally:  # A checkpoint that could not be restored took its time too.
+            inner = sum(self._seconds.values()) - before
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.monotonic() - started - inner
 
     def opened(self) -> None:
         """The run is open, and what comes first is waited for."""

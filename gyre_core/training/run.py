@@ -397,9 +397,16 @@ class TrainingRun:
             segments=tuple(segment_names(self.storage, requests)),
         )
         self.guard.note_checkpoint(self.saver.save(checkpoint, tensors, counters, full=replayed is None).size)
-        if (step := self.saver.store.exact_from) is not None:
-            self.pool.pin_from(step)
         self._saved_step = self.step
+        self.release_segments()
+
+    def release_segments(self) -> None:
+        """Let the segments go that only older checkpoints need; those that do not go for want of space go later."""
+        if (step := self.saver.store.exact_from) is not None:
+            try:
+                self.pool.pin_from(step)
+            except OutOfSpaceError as error:  # Each deletion is noted down first.
+                logger.warning("not all that could go was deleted: %s", error)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to a checkpoint, exactly, but for the learner; the version is of this epoch, yet to be published."""

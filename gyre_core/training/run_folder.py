@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -28,6 +29,7 @@ from gyre_core.storage.s3_options import block_is_loaded, s3_url
 
 SUMMARY = "summary.json"
 _LOCK = "owner.lock"
+_BEGINS_FROM = "begins_from"
 
 
 class RunFolderError(ValueError):
@@ -43,8 +45,10 @@ class RunFolder:
         self._lock: FileIO | None = None
 
     @classmethod
-    def create(cls, config: GyreConfig, run_id: str | None) -> RunFolder:
+    def create(cls, config: GyreConfig, run_id: str | None, source: RunFolder | None = None) -> RunFolder:
         """Make the folder of a new run and write its resolved configuration.
+
+        `source` is the run that it is to begin from, which the folder says until `note_begun`.
 
         Raises RunFolderError when the folder cannot be made: the run id is taken or no name, or nothing may be written;
         and OutOfSpaceError, with nothing left behind.
@@ -70,6 +74,8 @@ class RunFolder:
             ) from error
         try:
             with telling_out_of_space(path / CONFIG, len(data)):
+                if source is not None:
+                    (path / _BEGINS_FROM).write_text(source.key)
                 (path / CONFIG).write_text(data)
         except OSError:
             shutil.rmtree(path)
@@ -109,6 +115,15 @@ class RunFolder:
         finally:
             new.unlink(missing_ok=True)
 
+    def begins_from(self) -> str | None:
+        """The key of the run that this one is to begin from, until it has; None for others."""
+        file = self.path / _BEGINS_FROM
+        return file.read_text() if file.exists() else None
+
+    def note_begun(self) -> None:
+        """The run has all that it begins from."""
+        (self.path / _BEGINS_FROM).unlink(missing_ok=True)
+
     def last_sign(self) -> float | None:
         """When a process last wrote of the run here, in seconds since 1970; None when none did."""
         files = (self.path / name for name in (METRICS_FILE, SUMMARY))
@@ -130,22 +145,22 @@ class RunFolder:
         summary = {**self.summary(), "status": "given up", "error": reason}
         open_storage(self.path).replace(SUMMARY, json.dumps(summary, indent=2).encode())
 
-    def acquire(self) -> None:
+    def acquire(self, patience: float = 0.0) -> None:
         """Become the run's only owner on this machine, until `release` or the process's end.
 
-        Raises RunFolderError that names the process when another live one owns the run, and OutOfSpaceError.
+        Raises RunFolderError that names the process when another live one still owns the run after `patience` seconds,
+        and OutOfSpaceError.
         """
         # Unbuffered, as what did not fit would else be written once more when the file is closed.
         file = (self.path / _LOCK).open("a+b", buffering=0)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            owner = file.read().decode().strip() or "unknown"
-            file.close()
-            raise RunFolderError(
-                f"the run {self.key} is being trained by process {owner}; end that one first"
-            ) from None
+        deadline = time.monotonic() + patience
+        while not _locked(file):
+            if time.monotonic() >= deadline:
+                file.seek(0)
+                owner = file.read().decode().strip() or "unknown"
+                file.close()
+                raise RunFolderError(f"the run {self.key} is being trained by process {owner}; end that one first")
+            time.sleep(0.05)
         self._lock = file
         file.truncate(0)
         with telling_out_of_space(self.path / _LOCK):
@@ -167,6 +182,14 @@ class RunFolder:
         except BlockingIOError:
             return True
         return False
+
+
+def _locked(file: FileIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager

@@ -8,6 +8,7 @@ Everything else that a checkpoint holds is small and is in each.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from gyre_core.checkpoint.cadence import SinceCheckpoint, is_due, is_full
+from gyre_core.checkpoint.cadence import LARGEST_SHARE, PAUSE, SinceCheckpoint, is_due, is_full
 from gyre_core.checkpoint.manifest import CheckpointManifest
 from gyre_core.checkpoint.store import Checkpoint, CheckpointStore, CorruptCheckpointError
 from gyre_core.checkpoint.warm import WarmCopy
@@ -66,6 +67,7 @@ class Saver:
         self._records: list[ConsumeRecord] = []
         self._segments: dict[str, int] = {}
         self._replay_seconds = self._delta_share = 0.0
+        self._untried = 0
         self._saved_at = time.monotonic()
         self._steps = 0
         self._score: float | None = None
@@ -81,7 +83,9 @@ class Saver:
             self._segments |= segments
 
     def note_evaluation(self, reward: float) -> None:
-        """Take note of a held-out reward, which is the score of the next checkpoint."""
+        """Take note of a held-out reward, which is the score of the next checkpoint; without one there is no score."""
+        if not math.isfinite(reward):
+            return
         self._score = reward
         self._better = self._best is None or reward > self._best
         self._best = max(reward, reward if self._best is None else self._best)
@@ -161,6 +165,7 @@ class Saver:
             self._base is not None,
             self._replay_seconds,
             self._delta_share,
+            self._untried,
             self._better,
         )
 
@@ -172,6 +177,7 @@ class Saver:
         self._build_on(manifest.name, learner)
         self._records, self._segments = [], {}
         self._replay_seconds = self._delta_share = 0.0
+        self._untried = max(0, self._untried - 1)
         return manifest
 
     def _build_on(self, name: str, learner: Tensors) -> None:
@@ -188,7 +194,9 @@ class Saver:
             assert self._base_state is not None, "what an increment builds on is held"
             now = WeightState.of(FlatWeights.of(learner), torch.get_num_threads())
             delta = encode_weights(self._base_state, now, torch.get_num_threads())
-            self._delta_share = len(delta) / now.weights.nbytes
+            first, self._delta_share = self._delta_share == 0.0, len(delta) / now.weights.nbytes
+            if first and self._delta_share > LARGEST_SHARE:
+                self._untried = PAUSE
             return self.store.save(replace(checkpoint, base=self._base, delta=delta, state=state), time.time())
         state |= {
             "replayed_steps": [record.step for record in self._records],

@@ -205,11 +205,7 @@ class SpaceGuard:
         pool = next((sight for sight in short if sight.place.steps), None)
         if pool is None:
             return
-        try:
-            if (step := run.saver.store.exact_from) is not None:
-                run.pool.pin_from(step)
-        except OutOfSpaceError as error:  # Each deletion is noted down first.
-            logger.warning("not all that could go was deleted: %s", error)
+        run.release_segments()
         run.chain.retain(self.versions_kept)
         self._shrink_pool(pool.bytes_missing(Level.EXPIRE, self._min_free) - self._freed_by_checkpoint)
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 import shutil
 from dataclasses import replace
 
@@ -194,6 +195,37 @@ async def test_a_warm_store_that_cannot_be_written_is_counted_and_holds_nobody_u
     assert caplog.text.count("does not follow, and is tried again") == 1
 
 
+async def test_other_folders_among_the_checkpoints_are_left_alone(tmp_path, undisturbed):
+    config = config_of(tmp_path / "runs", {**DUAL, "warm_url": str(tmp_path / "warm")})
+    run, _ = await train(config, last=3)
+    for store in (run.folder.path, tmp_path / "warm" / run.key):
+        shutil.copytree(store / "checkpoints" / "00000001-0001", store / "checkpoints" / "backup")
+    resumed, found = await train(config, origin=RESUME)
+    found.assert_equals(undisturbed)
+    assert (resumed.folder.path / "checkpoints" / "backup").exists()
+    assert (tmp_path / "warm" / run.key / "checkpoints" / "backup").exists()
+
+
+async def test_an_evaluation_without_a_score_is_no_best(tmp_path):
+    config = config_of(tmp_path, {"interval": 1e9, "incremental": True, "keep": 1, "keep_best": 1})
+    run = await open_run(config)
+    for step, reward in enumerate((0.5, math.nan, 0.9), 1):
+        await take_steps(run, attempts=1, last=step)
+        run.saver.note_evaluation(reward)
+    await take_steps(run, attempts=1)
+    await run.close()
+    store = open_checkpoints(config, run.folder)
+    assert max(manifest.score or 0.0 for manifest in map(store.manifest, store.names())) == 0.9
+
+
+async def test_differences_that_do_not_pay_are_left_off_for_a_while(tmp_path, monkeypatch):
+    """At this learning rate a difference is larger than half; so after the first one come as many full ones as said."""
+    monkeypatch.setattr("gyre_core.training.saver.PAUSE", 3)
+    config = config_of(tmp_path, {**ALWAYS, "keep": 9}, experiment={"steps": 8}, learning={"lr": 0.1})
+    run, _ = await train(config)
+    assert bases(run) == {1: None, 2: 1, 3: None, 4: None, 5: None, 6: 5, 7: None, 8: None}
+
+
 async def test_checkpoints_may_lie_apart_from_the_runs_other_data(tmp_path, undisturbed):
     apart = tmp_path / "apart"
     config = config_of(tmp_path / "runs", {**REPLAY, "url": str(apart)})
@@ -263,6 +295,61 @@ async def test_a_fork_may_change_what_it_learns_by_but_not_what_it_learns(tmp_pa
     with pytest.raises(ValueError, match=r"models\.tiny\.hidden_size: was 16, is now 32"):
         await open_run(wider, run_id="wider", origin=Origin(source=source.key))
     assert not (tmp_path / "tiny" / "wider").exists()
+
+
+OTHER_WAYS = {
+    "learning": {"lr": 5e-3, "betas": (0.5, 0.9), "clip_high": 0.1, "weight_decay": 0.3, "entropy_coef": 0.1},
+    "rollout": {"temperature": 0.7, "max_lag": 1},
+}
+"""With each of these the steps of a run would lead elsewhere."""
+
+
+@pytest.mark.parametrize("step", [2, 3])
+async def test_a_fork_repeats_the_other_runs_steps_as_they_were_taken(tmp_path, step):
+    source, _ = await train(config_of(tmp_path, {**REPLAY, "keep": 9}), last=step)
+    assert bases(source)[step] == 1, "it is an increment"
+    other = config_of(tmp_path, REPLAY, **OTHER_WAYS)
+    fork = await open_run(other, run_id="fork", origin=Origin(source=source.key, step=step))
+    await fork.close()
+    assert fork.step == step
+    kept, found = source.learner.state()[0], fork.learner.state()[0]
+    assert all(kept[name].equal(found[name]) for name in kept)
+    # Whoever takes over now has nothing to repeat.
+    assert bases(fork)[step] is None
+    resumed = await open_run(other, run_id="fork", origin=RESUME)
+    await resumed.close()
+    assert (resumed.step, resumed.recovery.steps) == (step, 0)
+    assert all(kept[name].equal(tensor) for name, tensor in resumed.learner.state()[0].items())
+
+
+@pytest.mark.parametrize("place", ["url", "warm_url"])
+async def test_a_new_run_takes_nothing_of_an_older_one_of_its_name(tmp_path, place):
+    config = config_of(tmp_path / "runs", {**DUAL, place: str(tmp_path / "apart")})
+    await train(config, last=2, run_id="again")
+    shutil.rmtree(tmp_path / "runs")
+    with pytest.raises(ValueError, match="apart/tiny/again holds checkpoints of another run tiny/again"):
+        await open_run(config, run_id="again")
+    assert not (tmp_path / "runs" / "tiny" / "again").exists()
+
+
+async def test_a_fork_that_died_on_its_way_may_be_begun_again(tmp_path, undisturbed, monkeypatch):
+    config = config_of(tmp_path / "runs", {**REPLAY, "keep": 9, "url": str(tmp_path / "apart")})
+    source, _ = await train(config, last=3, run_id="source")
+    fork = Origin(source=source.key)
+    with monkeypatch.context() as patch:
+        patch.setattr("gyre_core.training.recovery.copy_segments", dies)
+        with pytest.raises(KeyboardInterrupt):
+            await open_run(config, run_id="fork", origin=fork)
+    with pytest.raises(ValueError, match=r"tiny/fork ended before it had begun from a checkpoint of tiny/source"):
+        await open_run(config, run_id="fork", origin=RESUME)
+    shutil.rmtree(tmp_path / "runs" / "tiny" / "fork")
+    _, found = await train(config, run_id="fork", origin=fork)
+    Outcome(found.tensors, found.counters, undisturbed.consumed, found.metrics).assert_equals(undisturbed)
+
+
+def dies(*_):
+    """Ends like a process that leaves all as it is."""
+    raise KeyboardInterrupt
 
 
 async def test_other_contents_behind_the_same_settings_are_told_apart(tmp_path):

@@ -15,6 +15,7 @@ def since(**changes):
         "has_base": True,
         "replay_seconds": 5.0,
         "delta_share": 0.1,
+        "untried": 0,
         "better": False,
     }
     return SinceCheckpoint(**(facts | changes))
@@ -47,6 +48,7 @@ def test_a_checkpoint_is_due_by_time_by_steps_or_for_a_better_policy(settings, f
         ({"replay_budget": 4.9}, {}, 5, True),
         ({"replay_budget": 5.0}, {}, 5, False),
         ({}, {"delta_share": 0.51}, 5, True),
+        ({}, {"delta_share": 0.0, "untried": 1}, 5, True),
         ({"keep_every": 5}, {}, 5, True),
         ({"keep_every": 5}, {}, 6, False),
         ({"keep_best": 1}, {"better": True}, 5, True),

@@ -42,6 +42,15 @@ def test_the_phases_add_up_and_one_within_another_counts_once():
     assert recovery.metrics() == {}
 
 
+def test_what_failed_on_the_way_took_its_time_too():
+    recovery = Recovery()
+    recovery.begin(died_at=time.time(), started_at=time.time())
+    with pytest.raises(RuntimeError), recovery.timed("restore"), recovery.timed("replay"):
+        time.sleep(0.05)
+        raise RuntimeError
+    assert recovery.seconds["replay"] >= 0.05 > recovery.seconds["restore"]
+
+
 def test_recoveries_are_told_in_a_line_each():
     phases = {f"recovery/{phase}": number for number, phase in enumerate(PHASES, 1)}
     told = {**phases, "recovery/total": 28.0, "recovery/replayed_steps": 4.0, "reward": 0.5}

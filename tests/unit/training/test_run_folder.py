@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from training_configs import tiny_config
@@ -116,6 +117,15 @@ def test_a_run_has_one_live_owner(tmp_path, owner):
     assert (folder.path / "owner.lock").read_text() == str(os.getpid())
     folder.release()
     assert not folder.owned()
+
+
+def test_whoever_opens_a_run_waits_for_who_holds_it_for_a_moment(tmp_path, owner):
+    folder = create(tmp_path)
+    process = owner(folder)
+    threading.Timer(0.3, process.kill).start()
+    folder.acquire(patience=30.0)
+    assert process.poll() is not None or process.wait() == -signal.SIGKILL
+    folder.release()
 
 
 def test_asking_for_the_owner_changes_nothing(tmp_path):
