@@ -35,6 +35,8 @@ RANDOM = "random.torch"
 """The tensor that holds the state of torch's generator, beside those of the learner."""
 WARM_TIMEOUT = 60.0
 """Seconds that the warm store has for the last checkpoint when a run ends."""
+WARM_TIMEOUT_QUICK = 10.0
+"""The same when it has little time, as Prefect kills what it cancels after 30."""
 
 Exact = Literal["replay", "always"]
 Tensors = Mapping[str, torch.Tensor]
@@ -68,6 +70,7 @@ class Saver:
         self._segments: dict[str, int] = {}
         self._replay_seconds = self._delta_share = 0.0
         self._untried = 0
+        self._warm_timeout = WARM_TIMEOUT
         self._saved_at = time.monotonic()
         self._steps = 0
         self._score: float | None = None
@@ -101,6 +104,7 @@ class Saver:
 
         `quick` makes it an increment whenever that is possible.
         """
+        self._warm_timeout = WARM_TIMEOUT_QUICK if quick else WARM_TIMEOUT
         if self._base is not None and not self.store.can_build_on(self._base):
             logger.warning("the full checkpoint %s is not there any more; the next is full again", self._base)
             self._base = None
@@ -156,7 +160,7 @@ class Saver:
     def close(self) -> None:
         """Give the warm store time for the last checkpoint, and end what follows it."""
         if self._warm is not None:
-            self._warm.close(WARM_TIMEOUT)
+            self._warm.close(self._warm_timeout)
 
     def _since(self) -> SinceCheckpoint:
         return SinceCheckpoint(
