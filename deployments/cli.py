@@ -224,14 +224,15 @@ def status(
 
 @app.command
 def checkpoints(run: Run, /, *, output: Output = "runs") -> int:
-    """List a run's checkpoints, and verify every object of each in every store."""
+    """List a run's checkpoints, and verify every object of each in every store; ends with 1 when none is whole."""
     from deployments.storage_access import load_storage_access
     from gyre_core.training.checkpoints import describe_checkpoints
     from gyre_core.training.run_folder import RunFolder
 
     load_storage_access(RunFolder.find(run, output).config())
-    print(describe_checkpoints(run, output))
-    return 0
+    text, restorable = describe_checkpoints(run, output)
+    print(text)
+    return 0 if restorable else 1
 
 
 @app.command

@@ -25,8 +25,8 @@ class CheckpointFacts:
 
     `base` is the name of the full checkpoint that an increment builds on, None for a full one. `segments` are the
     objects of the experience pool that it refers to, and `pinned_bytes` the bytes of those that an increment makes the
-    learner's state of; all stay while the run may go on from it. `score` is the held-out reward of an evaluation, in
-    the first checkpoint after it.
+    learner's state of; all stay while the run may go on from it. `score` is the held-out reward of the policy
+    after step `scored_step`, in the first checkpoint after its evaluation.
     """
 
     step: int
@@ -35,6 +35,7 @@ class CheckpointFacts:
     segments: tuple[str, ...] = ()
     pinned_bytes: int = 0
     score: float | None = None
+    scored_step: int | None = None
 
     @property
     def name(self) -> str:

@@ -327,6 +327,8 @@ def _begin(
     if names and source is None:
         started_at = process_started_at()
         run.recovery.begin(started_at if died_at is None else died_at, started_at)
+    if origin.resumes and not names:
+        logger.warning("%s has no checkpoint yet, and starts again at its first step", run.key)
     checkpoint = recover(run, names, None if source is None else partial(_repeater, source, run))
     run.metrics.truncate_after(run.step)
     parent = PolicyVersion(**checkpoint.state["version"]) if checkpoint and source is None else None

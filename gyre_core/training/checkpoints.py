@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import time
 
-from gyre_core.checkpoint.manifest import CheckpointManifest
+from gyre_core.checkpoint.manifest import CheckpointManifest, checkpoint_order
 from gyre_core.checkpoint.retention import Retention
 from gyre_core.checkpoint.store import CheckpointStore, CorruptCheckpointError
 from gyre_core.checkpoint.warm import POOL, WarmCopy
@@ -67,18 +67,29 @@ def _choose_exact(config: GyreConfig, learner: LocalLearner, policy: Policy) -> 
     return "replay" if repeat else "always"
 
 
-def describe_checkpoints(run: str, output: str) -> str:
-    """A line for each checkpoint of a run, every object of it verified in every store.
+def describe_checkpoints(run: str, output: str) -> tuple[str, bool]:
+    """A line for each checkpoint of a run, every object of it verified in every store, and where `--resume` goes on.
 
-    Raises ValueError for an unknown run.
+    Returns the text, and whether there is a checkpoint to go on from. Raises ValueError for an unknown run.
     """
     folder = RunFolder.find(run, output)
     config = folder.config()
     store, data = open_checkpoints(config, folder), run_storage(config, folder)
     names, segments = store.names(), frozenset(data.list(POOL))
     if not names:
-        return f"the run {folder.key} has no checkpoint"
-    return "\n".join(line for name in names for line in _describe(store, name, segments))
+        return f"the run {folder.key} has no checkpoint, and --resume starts it again at its first step", False
+    lines = [line for name in names for line in _describe(store, name, segments)]
+    newest = next((name for name in reversed(names) if _can_restore(store, name)), None)
+    if newest is None:
+        return "\n".join([*lines, "none of them can be restored"]), False
+    return "\n".join([*lines, f"--resume goes on from step {checkpoint_order(newest)[1]}"]), True
+
+
+def _can_restore(store: CheckpointStore, name: str) -> bool:
+    if not store.is_whole(name):
+        return False
+    base = store.manifest(name).base
+    return base is None or store.is_whole(base)
 
 
 def _describe(store: CheckpointStore, name: str, segments: frozenset[str]) -> list[str]:
@@ -104,5 +115,5 @@ def _facts(manifest: CheckpointManifest) -> str:
     if manifest.base is not None and manifest.pinned_bytes:
         parts.append(f"{bytes_text(manifest.pinned_bytes)} of pinned segments")
     if manifest.score is not None:
-        parts.append(f"held-out reward {manifest.score:.4f}")
+        parts.append(f"held-out reward {manifest.score:.4f} after step {manifest.scored_step}")
     return ", ".join([*parts, f"written {written}"])

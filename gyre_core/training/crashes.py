@@ -58,7 +58,7 @@ class Crashes:
         return PAUSES[self.count - 1]
 
     def __str__(self) -> str:
-        return f"crashed {self.count} times after step {self.step}"
+        return f"crashed {self.count} time{'s' if self.count > 1 else ''} after step {self.step}"
 
 
 def without_count(tags: Iterable[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,16 +23,20 @@ from gyre_core.config import GyreConfig
 from gyre_core.experience.replay import replayed_minibatches, segment_sizes
 from gyre_core.learner.local import LocalLearner
 from gyre_core.learner.repeatability import state_digest
-from gyre_core.monitor.metrics import METRICS_FILE
+from gyre_core.monitor.metrics import MetricsWriter, read_metrics
 from gyre_core.rollout.shared import START_POLICY
 from gyre_core.storage import Storage
 from gyre_core.training.checkpoints import open_checkpoints
+from gyre_core.training.recovery_report import PREFIX
 from gyre_core.training.resume import check_fingerprint
 from gyre_core.training.run import TrainingRun
 from gyre_core.training.run_folder import RunFolder, checkpoint_storage, run_storage, warm_storage
 from gyre_core.training.saver import LearnerState
 
 logger = logging.getLogger(__name__)
+
+TELLING_SECONDS = 10.0
+"""Between two words on how far the repetition of steps is."""
 
 
 def find_checkpoints(store: CheckpointStore, key: str, step: int | None) -> list[str]:
@@ -62,8 +67,8 @@ def recover(run: TrainingRun, names: Sequence[str], source: Callable[[], Repeate
     """Bring the run to the last of these checkpoints that can be restored; None when there are none.
 
     `source` makes the repeater of the run that a fork begins from. A segment that the pool has lost comes back from the
-    warm store. Raises CorruptCheckpointError when none of the checkpoints can be restored, and ValueError for one of a
-    run with other contents, of which a fork may change more.
+    warm store. Raises ValueError when none of the checkpoints can be restored, and for one of a run with other
+    contents, of which a fork may change more.
     """
     store, warm = run.saver.store, warm_storage(run.config, run.folder)
     reason: CorruptCheckpointError | None = None
@@ -81,10 +86,11 @@ def recover(run: TrainingRun, names: Sequence[str], source: Callable[[], Repeate
             continue
         if lost := run.pool.drop_missing():
             logger.warning("%d groups of the pool are not trained on, as their segments are not there any more", lost)
+        logger.info("%s goes on from the checkpoint after step %d", run.key, checkpoint.step)
         return checkpoint
     if reason is None:
         return None
-    raise CorruptCheckpointError(
+    raise ValueError(
         f"of {len(names)} checkpoints that the run {run.key} may go on from none can be restored: {reason}; `gyre "
         "checkpoints` shows which are whole, and --resume.step takes another one, best a full one"
     )
@@ -114,9 +120,16 @@ def restore(run: TrainingRun, checkpoint: Checkpoint, source: Callable[[], Repea
 
 def _repeat(run: TrainingRun, checkpoint: Checkpoint, learner: LearnerState, repeater: Repeater) -> None:
     """Train again on what was trained on since the full checkpoint, and check what came out."""
+    count, told_at = len(learner.records), time.monotonic()
+    if count:
+        logger.info("repeating %d steps from the full checkpoint %s", count, checkpoint.base)
     try:
-        for minibatches in replayed_minibatches(run.storage, learner.records, repeater.smallest_group):
+        steps = replayed_minibatches(run.storage, learner.records, repeater.smallest_group)
+        for number, minibatches in enumerate(steps, 1):
             repeater.learner.take_step(minibatches, repeater.on_policy)
+            if time.monotonic() - told_at > TELLING_SECONDS:
+                logger.info("repeated %d of %d steps", number, count)
+                told_at = time.monotonic()
     except (FileNotFoundError, ValueError) as error:
         raise CorruptCheckpointError(f"checkpoint {checkpoint.name} cannot be repeated: {error}") from error
     if learner.digest is not None and state_digest(*repeater.learner.state()) != learner.digest:
@@ -173,14 +186,16 @@ def copy_source(source: RunFolder, config: GyreConfig, folder: RunFolder, step: 
             logger.warning("skipping %s", error)
             continue
         copy_segments(run_storage(before, source), run_storage(config, folder), manifest.segments)
-        for item in (START_POLICY, METRICS_FILE):
-            _copy(source.path / item, folder.path / item)
+        if (source.path / START_POLICY).is_dir():
+            shutil.copytree(source.path / START_POLICY, folder.path / START_POLICY)
+        _copy_metrics(source.path, folder.path)
         return
     raise ValueError(f"--resume.from {source.key}: the run has no whole checkpoint to begin from")
 
 
-def _copy(source: Path, target: Path) -> None:
-    if source.is_dir():
-        shutil.copytree(source, target)
-    elif source.exists():
-        shutil.copyfile(source, target)
+def _copy_metrics(source: Path, target: Path) -> None:
+    """Copy what was logged, but for the recoveries of the other run."""
+    writer = MetricsWriter(target, tensorboard=False)
+    for row in read_metrics(source):
+        metrics = {name: value for name, value in row.metrics.items() if not name.startswith(PREFIX)}
+        writer.write(row.step, metrics, row.time)

@@ -65,13 +65,14 @@ def announce_requests(run: TrainingRun, wanted: Sequence[RolloutRequest]) -> tup
     published after the checkpoint that this epoch began from, on a branch that was abandoned.
     """
     requests: list[RolloutRequest] = []
+    again = 0
     attempts = announced(run.storage)
     for planned in wanted:
         attempt = attempts.get(planned.request_id, 0)
         found = read_request(run.storage, planned.request_id, attempt) if attempt else None
         if found is None or found.version.epoch != run.epoch:
             if segment_exists(run.storage, planned.request_id):
-                logger.info("request %s is of an abandoned branch and is generated anew", planned.request_id)
+                again += 1
                 # The name comes before the check, so that a superseded owner cannot hit its successor's segment.
                 name = segment_name(run.storage, planned.request_id)
                 require_current(run.storage, run.epoch)
@@ -79,6 +80,13 @@ def announce_requests(run: TrainingRun, wanted: Sequence[RolloutRequest]) -> tup
             announce(run.storage, planned, attempt + 1)
             found = planned
         requests.append(found)
+    if again:
+        logger.info(
+            "step %d: %d of %d requests were answered before the run was taken over, and are generated anew",
+            wanted[0].step,
+            again,
+            len(wanted),
+        )
     return tuple(requests)
 
 

@@ -264,7 +264,7 @@ class TrainingRun:
                 deadline=self.config.rollout.timeout,
             )
             self.metrics.write(step, self.evaluations[step].metrics(), time.time())
-            self.saver.note_evaluation(self.evaluations[step].reward)
+            self.saver.note_evaluation(step, self.evaluations[step].reward)
             if self.config.rollout.max_lag == 0:  # Else steps went on meanwhile.
                 self.leave_out(time.perf_counter() - started)
         return self.evaluations[step].metrics()

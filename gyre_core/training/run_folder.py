@@ -95,7 +95,9 @@ class RunFolder:
             runs = sorted(path.glob(f"*/{CONFIG}"), key=lambda file: file.stat().st_mtime_ns)
             if runs:
                 return cls(runs[-1].parent)
-        known = sorted({entry.parent.parent.name for entry in Path(output).glob(f"*/*/{CONFIG}")})
+        name = run.partition("/")[0]
+        of_name = sorted(f"{name}/{entry.parent.name}" for entry in (Path(output) / name).glob(f"*/{CONFIG}"))
+        known = of_name or sorted({entry.parent.parent.name for entry in Path(output).glob(f"*/*/{CONFIG}")})
         there = f"there are: {', '.join(known)}" if known else "there are no runs"
         raise RunFolderError(f"no run {run!r} under {Path(output)}; {there}")
 
@@ -125,7 +127,9 @@ class RunFolder:
         (self.path / _BEGINS_FROM).unlink(missing_ok=True)
 
     def last_sign(self) -> float | None:
-        """When a process last wrote of the run here, in seconds since 1970; None when none did."""
+        """When the process that trained last wrote of the run here, in seconds since 1970; None when it ended well."""
+        if self.summary().get("status") not in (None, "running"):
+            return None
         files = (self.path / name for name in (METRICS_FILE, SUMMARY))
         return max((file.stat().st_mtime for file in files if file.exists()), default=None)
 

@@ -74,6 +74,7 @@ class Saver:
         self._saved_at = time.monotonic()
         self._steps = 0
         self._score: float | None = None
+        self._scored_step: int | None = None
         self._best: float | None = None
         self._better = False
 
@@ -85,11 +86,11 @@ class Saver:
             self._records.append(record)
             self._segments |= segments
 
-    def note_evaluation(self, reward: float) -> None:
-        """Take note of a held-out reward, which is the score of the next checkpoint; without one there is no score."""
+    def note_evaluation(self, step: int, reward: float) -> None:
+        """Take note of the held-out reward after a step, the next checkpoint's score if it is a number."""
         if not math.isfinite(reward):
             return
-        self._score = reward
+        self._score, self._scored_step = reward, step
         self._better = self._best is None or reward > self._best
         self._best = max(reward, reward if self._best is None else self._best)
 
@@ -106,7 +107,9 @@ class Saver:
         """
         self._warm_timeout = WARM_TIMEOUT_QUICK if quick else WARM_TIMEOUT
         if self._base is not None and not self.store.can_build_on(self._base):
-            logger.warning("the full checkpoint %s is not there any more; the next is full again", self._base)
+            logger.warning(
+                "the full checkpoint %s is not whole in %s; the next is full again", self._base, self.store.url
+            )
             self._base = None
         can = self._config.incremental and self._base is not None
         full = not can if quick else is_full(self._since(), self._config, step, self._last_step)
@@ -119,9 +122,11 @@ class Saver:
 
         `full` is as `replayed_requests` said. Raises OutOfSpaceError with nothing lost.
         """
-        whole = replace(checkpoint, state={**checkpoint.state, "learner": dict(counters)}, score=self._score)
+        state = {**checkpoint.state, "learner": dict(counters)}
+        whole = replace(checkpoint, state=state, score=self._score, scored_step=self._scored_step)
         manifest = self._save_full(whole, learner) if full else self._save_increment(whole, learner, counters)
-        self._saved_at, self._steps, self._better, self._score = time.monotonic(), 0, False, None
+        self._saved_at, self._steps, self._better = time.monotonic(), 0, False
+        self._score = self._scored_step = None
         if self._warm is not None:
             self._warm.committed(manifest.name)
         return manifest

@@ -182,7 +182,7 @@ async def test_what_one_of_two_stores_still_has_is_enough(tmp_path, undisturbed,
         assert kept == {step: undisturbed.consumed[step] for step in (4, 5)}
         found = Outcome(found.tensors, found.counters, undisturbed.consumed, found.metrics)
     found.assert_equals(undisturbed)
-    assert "is missing" not in describe_checkpoints(resumed.key, str(tmp_path))
+    assert "is missing" not in describe_checkpoints(resumed.key, str(tmp_path))[0]
 
 
 async def test_a_warm_store_that_cannot_be_written_is_counted_and_holds_nobody_up(tmp_path, undisturbed, caplog):
@@ -211,7 +211,7 @@ async def test_an_evaluation_without_a_score_is_no_best(tmp_path):
     run = await open_run(config)
     for step, reward in enumerate((0.5, math.nan, 0.9), 1):
         await take_steps(run, attempts=1, last=step)
-        run.saver.note_evaluation(reward)
+        run.saver.note_evaluation(step, reward)
     await take_steps(run, attempts=1)
     await run.close()
     store = open_checkpoints(config, run.folder)
@@ -241,12 +241,13 @@ async def test_the_best_policies_are_kept_beside_the_newest(tmp_path):
     run = await open_run(config)
     for step, reward in enumerate((0.5, 0.9, 0.6, 0.7), 1):
         await take_steps(run, attempts=1, last=step)
-        run.saver.note_evaluation(reward)
+        run.saver.note_evaluation(step, reward)
     await take_steps(run, attempts=1)
     await run.save()
     await run.close()
     store = open_checkpoints(config, run.folder)
-    assert {manifest.step: manifest.score for manifest in map(store.manifest, store.names())} == {3: 0.9, 5: 0.7}
+    manifests = [store.manifest(name) for name in store.names()]
+    assert [(each.step, each.score, each.scored_step) for each in manifests] == [(3, 0.9, 2), (5, 0.7, 4)]
 
 
 async def test_going_back_to_an_earlier_step_gives_up_what_came_later(tmp_path, undisturbed):
