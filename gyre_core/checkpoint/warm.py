@@ -16,12 +16,11 @@ from collections.abc import Iterable
 
 from gyre_core.checkpoint.manifest import CheckpointManifest, checkpoint_order
 from gyre_core.checkpoint.store import FOLDER, MANIFEST, delete_checkpoint, has_all_bytes, whole_manifests
+from gyre_core.cluster.requests import POOL
 from gyre_core.storage import Storage
 from gyre_core.weights.digests import file_digest
 
 logger = logging.getLogger(__name__)
-
-POOL = "pool"
 
 
 class WarmCopy:
