@@ -38,15 +38,24 @@ async def opened(folder, **sections):
         await run.close()
 
 
-async def step_with(run, step, room):
-    """Take a step at whose end there is room for so many further ones, on the volume that the run lies on."""
+async def step_changed_at_its_end(run, step, change):
+    """Take a step, with a change when nothing of it is on its way to storage any more."""
     for stage in (stages.rollout, stages.reward, stages.sample, stages.update):
         await stage(run, step)
     await run.publisher.settled()
-    need = run.guard._sights[0].need
-    leave_free(volume_of(run), MIN_FREE + need.once + round(room * need.step))
+    change()
     await run.finish(step)
     await run.turns.release(step)
+
+
+async def step_with(run, step, room):
+    """Take a step at whose end there is room for so many further ones, on the volume that the run lies on."""
+
+    def leave_room():
+        need = run.guard._sights[0].need
+        leave_free(volume_of(run), MIN_FREE + need.once + round(room * need.step))
+
+    await step_changed_at_its_end(run, step, leave_room)
 
 
 def volume_of(run):
@@ -283,8 +292,7 @@ async def test_a_checkpoint_without_space_is_counted_and_training_goes_on(tmp_pa
             finally:
                 give_space(folder)
 
-        run.saver.store.save = save
-        await stages.take_step(run, 2)
+        await step_changed_at_its_end(run, 2, lambda: setattr(run.saver.store, "save", save))
         run.saver.store.save = real
         assert row_of(run, 2)["perf/checkpoint_failed"] == 1.0
         told = r"no checkpoint after step 2, for want of [\d.]+ KiB, and earlier ones stand: no space left in"
