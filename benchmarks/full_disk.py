@@ -31,6 +31,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from elastic.live_run import PATIENCE, wait_for
 from xxhash import xxh3_128_hexdigest
 
 from deployments.local import stop_local_server
@@ -40,8 +41,6 @@ VOLUME, RESERVE = 2_200_000, 300_000
 LARGE_VOLUME = 200_000_000
 PAUSE_SECONDS = 3.0
 """How long the neighbour keeps the space."""
-PATIENCE = 120.0
-"""Seconds after which the benchmark gives up waiting for anything, and ends the run."""
 CONFIG = """
 experiment: {{name: disk, seed: 1, steps: {steps}, output: {output}, threads: 1, step_retries: 0}}
 models: {{tiny: {{hidden_size: 32, layers: 1}}, warm_start: {{max_steps: 0}}}}
@@ -92,12 +91,11 @@ class Gyre:
         return read_metrics(self.folder / "disk" / "run")
 
     def wait_for(self, what: str, found: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not found():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                self.process.kill()
-                raise SystemExit(f"no {what}; the run said:\n{self.said}")
-            time.sleep(0.05)
+        try:
+            wait_for(what, found, self.process)
+        except SystemExit:
+            self.process.kill()
+            raise SystemExit(f"no {what}; the run said:\n{self.said}") from None
 
     def end(self) -> int:
         """The exit code, when the run has ended by itself."""

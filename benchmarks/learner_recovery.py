@@ -21,12 +21,10 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
-from elastic.live_run import PATIENCE, summary
+from elastic.live_run import summary, wait_for
 from prefect.client.orchestration import get_client
 
 from deployments.platform import local_platform
@@ -54,16 +52,6 @@ async def start_run(output: Path, seed: int) -> None:
         deployment = await client.read_deployment_by_name(TRAIN_DEPLOYMENT)
         parameters = {"config": config, "run_id": RUN_ID}
         await client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
-
-
-def wait_for(what: str, found: Callable[[], Any]) -> Any:
-    """What `found` returns, once that is true; ends the benchmark when nothing comes."""
-    deadline = time.monotonic() + PATIENCE
-    while not (result := found()):
-        if time.monotonic() > deadline:
-            raise SystemExit(f"gave up waiting for {what} after {PATIENCE:g} s")
-        time.sleep(0.05)
-    return result
 
 
 def last_step(folder: Path) -> int:

@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 
+from elastic.live_run import percentile_95
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
@@ -75,7 +76,7 @@ async def measure(steps: int, long_steps: int) -> dict[str, float]:
     return {
         "seconds_per_step": statistics.fmean(empty) - statistics.fmean(baseline),
         "seconds_per_step_median": statistics.median(empty),
-        "seconds_per_step_p95": sorted(empty)[int(0.95 * len(empty))],
+        "seconds_per_step_p95": percentile_95(empty),
         "long_step_seconds": long_plain[0],
         "long_step_added_seconds": added,
         "long_step_share": added / statistics.fmean(long),

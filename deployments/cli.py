@@ -195,7 +195,7 @@ def export(
     to: Annotated[
         str | None, Parameter(help="Folder to write; the run's own `export` (or `adapter`) if absent.")
     ] = None,
-    adapter: Annotated[bool, Flag, Parameter(help="Only the LoRA adapters of the newest checkpoint.")] = False,
+    adapter: Annotated[bool, Flag, Parameter(help="Only the LoRA adapters of the newest full checkpoint.")] = False,
     output: Output = "runs",
 ) -> int:
     """Write a run's newest policy as a Hugging Face folder, or its adapters in PEFT's format."""

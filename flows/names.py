@@ -22,5 +22,7 @@ RECURRING_FLOW = "recurring"
 
 SCALE_REQUESTED = "gyre.scale.requested"
 """Event of a scaling decision; its payload holds `run`, `storage` and `decision`, the parameters of `resize`."""
+LEARNER_IS_LIMIT = "gyre.learner.limit"
+"""Event of a pool that overflows with the fewest workers that are allowed; its payload holds `run` and `reasons`."""
 RUN_GIVEN_UP = "gyre.run.given_up"
 """Event of a run that crashed too often at one step; its payload holds `run`, `flow_run`, `crashes` and `step`."""

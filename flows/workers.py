@@ -14,7 +14,7 @@ from prefect.events import emit_event
 from prefect.exceptions import ObjectNotFound
 
 from flows.fleet import PrefectFleet, Sign, request_scale
-from flows.names import ROLLOUT_DEPLOYMENT
+from flows.names import LEARNER_IS_LIMIT, ROLLOUT_DEPLOYMENT
 from flows.termination import to_the_end
 from gyre_core.cluster.planning import FleetPlan
 from gyre_core.cluster.registry import RegisteredWorker
@@ -31,8 +31,6 @@ NOTICE_SECONDS = 0.4
 """Pause between two questions whether one has ended: its requests wait for others until then."""
 DRAIN_TIMEOUT = 60.0
 """Seconds that a worker has to finish what it holds; then its flow run is cancelled."""
-LEARNER_IS_LIMIT = "gyre.learner.limit"
-"""Event that says that the pool overflows with the fewest workers that are allowed."""
 
 
 class WorkersFailedError(RuntimeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import statistics
@@ -45,6 +46,18 @@ Worker = dict[str, Any]
 """A worker as the run's owner sees it."""
 
 
+def wait_for(what: str, found: Callable[[], Any], process: subprocess.Popen[bytes] | None = None) -> Any:
+    """What `found` returns, once that is true; ends the benchmark when `process` ends or nothing comes."""
+    deadline = time.monotonic() + PATIENCE
+    while not (result := found()):
+        if process is not None and process.poll() is not None:
+            raise SystemExit(f"the run ended with exit code {process.returncode} while waiting for {what}")
+        if time.monotonic() > deadline:
+            raise SystemExit(f"gave up waiting for {what} after {PATIENCE:g} s")
+        time.sleep(0.05)
+    return result
+
+
 @dataclass(frozen=True)
 class LiveRun:
     """The process of a run, and its folder."""
@@ -59,14 +72,7 @@ class LiveRun:
 
     def wait_for(self, what: str, found: Callable[[], Any]) -> Any:
         """What `found` returns, once that is true; ends the benchmark when the run ends or nothing comes."""
-        deadline = time.monotonic() + PATIENCE
-        while not (result := found()):
-            if self.process.poll() is not None:
-                raise SystemExit(f"the run ended with exit code {self.process.returncode} while waiting for {what}")
-            if time.monotonic() > deadline:
-                raise SystemExit(f"gave up waiting for {what} after {PATIENCE:g} s")
-            time.sleep(0.05)
-        return result
+        return wait_for(what, found, self.process)
 
     def workers(self, phase: str) -> list[Worker]:
         """The workers in a phase, as the owner sees them."""
@@ -96,9 +102,13 @@ def live_run(
 
 def summary(values: Sequence[float]) -> dict[str, float]:
     """Median, 95th percentile and maximum."""
-    ordered = sorted(values)
     return {
-        "median": round(statistics.median(ordered), 2),
-        "p95": round(ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))], 2),
-        "most": round(ordered[-1], 2),
+        "median": round(statistics.median(values), 2),
+        "p95": round(percentile_95(values), 2),
+        "most": round(max(values), 2),
     }
+
+
+def percentile_95(values: Sequence[float]) -> float:
+    """The least of the values that 95% of them do not exceed, by nearest rank."""
+    return sorted(values)[math.ceil(95 * len(values) / 100) - 1]

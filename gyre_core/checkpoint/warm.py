@@ -26,11 +26,10 @@ from gyre_core.checkpoint.store import (
     is_intact,
     whole_manifests,
 )
+from gyre_core.cluster.requests import POOL
 from gyre_core.storage import Storage
 
 logger = logging.getLogger(__name__)
-
-POOL = "pool"
 
 
 class WarmCopy:
@@ -50,11 +49,16 @@ class WarmCopy:
 
     def committed(self, name: str) -> None:
         """Have the follower look, as the primary store has a new checkpoint."""
+        with self._changed:
+            self._committed = checkpoint_order(name)
+        self.look()
+
+    def look(self) -> None:
+        """Have the follower look, as the primary store has changed."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._follow, name="warm-copy", daemon=True)
             self._thread.start()
         with self._changed:
-            self._committed = checkpoint_order(name)
             self._wanted += 1
             self._changed.notify_all()
 

@@ -16,6 +16,8 @@ from gyre_core.storage import Storage
 from gyre_core.types import GroupRequest, PolicyVersion, Prompt, RolloutRequest, SamplingParameters
 
 REQUEST_FORMAT = "request/1"
+POOL = "pool"
+"""Folder of the segments, which are named after the requests that they answer."""
 
 
 def request_name(step: int, shard: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gyre_core.config.sections import RayConfig
+from gyre_core.config.sections import CheckpointConfig, RayConfig
 
 if TYPE_CHECKING:
     from gyre_core.config.schema import GyreConfig
@@ -297,7 +297,33 @@ def _storage(config: GyreConfig) -> Iterator[Conflict]:
 
 
 def _checkpoints(config: GyreConfig) -> Iterator[Conflict]:
-    checkpoint = config.checkpoint
+    checkpoint, usual = config.checkpoint, CheckpointConfig()
+    of_increments = {
+        "checkpoint.exact": checkpoint.exact != usual.exact,
+        "checkpoint.replay_budget": checkpoint.replay_budget != usual.replay_budget,
+    }
+    for key, given in of_increments.items():
+        if given and not checkpoint.incremental:
+            yield Conflict(
+                key,
+                "this is for increments, and every checkpoint is a full one; set checkpoint.incremental to true, or "
+                "leave it out.",
+                ("checkpoint.incremental",),
+            )
+    if checkpoint.keep_best and config.data.evaluation_path is None and config.data.evaluation_size == 0:
+        yield Conflict(
+            "checkpoint.keep_best",
+            "no prompt is held out, so that no checkpoint has a score and none is the best; set data.evaluation_size "
+            "to 1 or more, or keep_best to 0.",
+            ("data.evaluation_size",),
+        )
+    elif checkpoint.keep_best and config.evaluation.every == 0:
+        yield Conflict(
+            "checkpoint.keep_best",
+            "with evaluation.every 0 no policy is evaluated while the run learns, so that none is known as the best; "
+            "set every to 1 or more, or keep_best to 0.",
+            ("evaluation.every",),
+        )
     if checkpoint.warm_url is None:
         return
     if not checkpoint.dual_write:

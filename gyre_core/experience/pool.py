@@ -71,11 +71,6 @@ class Pool:
         # The ledger's watermark in each snapshot that a later `pin_from` may name.
         self._watermarks: dict[int, int] = {}
 
-    @property
-    def consumed(self) -> int:
-        """The last step whose record was counted; -1 before the first."""
-        return self._consumed
-
     def admit(
         self,
         request_id: str,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from xxhash import xxh3_128_hexdigest
 
-from gyre_core.cluster.requests import announced, latest_attempt, request_step
+from gyre_core.cluster.requests import POOL, announced, latest_attempt, request_step
 from gyre_core.experience.schema import SEGMENT_FORMAT, groups_to_table, table_to_groups
 from gyre_core.experience.tables import CorruptObjectError, decode_table, encode_table
 from gyre_core.storage import Storage
@@ -77,7 +77,7 @@ def read_segment(
 def segment_ids(storage: Storage) -> list[str]:
     """The requests that have a segment, sorted; damaged ones that were put aside do not count."""
     aside = set(storage.list("quarantine"))
-    stems = map(_stem, storage.list("pool"))
+    stems = map(_stem, storage.list(POOL))
     return sorted({stem.partition(".")[0] for stem in stems if f"quarantine/{stem}.json" not in aside})
 
 
@@ -142,11 +142,11 @@ def _segment_name(request_id: str, exists: Callable[[str], bool]) -> str:
     while exists(f"quarantine/{name}.json"):
         generation += 1
         name = f"{request_id}.{generation}"
-    return f"pool/{name}.parquet"
+    return f"{POOL}/{name}.parquet"
 
 
 def _stem(name: str) -> str:
-    return name.removeprefix("pool/").removesuffix(".parquet")
+    return name.removeprefix(f"{POOL}/").removesuffix(".parquet")
 
 
 def _tombstone(request_id: str) -> str:

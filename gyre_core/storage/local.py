@@ -68,11 +68,18 @@ class LocalStorage(Storage):
             shutil.rmtree(self.root / folder)
 
     def free_bytes(self) -> int:
-        existing = next(path for path in (self.root, *self.root.parents) if path.exists())
-        return shutil.disk_usage(existing).free
+        return shutil.disk_usage(self._existing()).free
+
+    def device(self) -> int:
+        """The number of the device that the folder lies on, or will lie on; folders of one volume share it."""
+        return self._existing().stat().st_dev
 
     def child(self, folder: str) -> LocalStorage:
         return LocalStorage(self.root / folder)
+
+    def _existing(self) -> Path:
+        """The folder, or what is there of its parents."""
+        return next(path for path in (self.root, *self.root.parents) if path.exists())
 
     def _path(self, name: str) -> Path:
         return self.root / check_name(name)

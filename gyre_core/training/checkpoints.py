@@ -9,7 +9,8 @@ import time
 from gyre_core.checkpoint.manifest import CheckpointManifest, checkpoint_order
 from gyre_core.checkpoint.retention import Retention
 from gyre_core.checkpoint.store import CheckpointStore, CorruptCheckpointError
-from gyre_core.checkpoint.warm import POOL, WarmCopy
+from gyre_core.checkpoint.warm import WarmCopy
+from gyre_core.cluster.requests import POOL
 from gyre_core.config import GyreConfig
 from gyre_core.learner.local import LocalLearner
 from gyre_core.learner.repeatability import repeats

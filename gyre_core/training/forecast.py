@@ -42,25 +42,29 @@ class StepCosts:
 def disk_forecast(
     config: GyreConfig, policy: PolicySummary, versions_kept: int, costs: StepCosts | None, critic_parameters: int = 0
 ) -> Forecast:
-    """What the run will hold on storage at the most, without the few megabytes of its logs.
+    """What the run will hold at the most where its data lies, without the few megabytes of its logs.
 
     One policy version and one checkpoint beyond those kept are there while a new one is written, and the oldest version
     kept may be at the end of as many bytes of differences as a whole one has. The pool holds
     `experience.buffer_size` samples and all that was made since the oldest checkpoint kept, for an exact resume;
-    without `costs` it is left out.
+    without `costs` it is left out. The warm store holds the checkpoints once more, with the segments that they refer
+    to. What has a URL of its own lies elsewhere.
     """
     weights = policy.parameters * _DTYPE_BYTES[config.models.dtype]
-    forecast = {
-        "policy versions": float(weights * (versions_kept + 2)),
-        "checkpoints": float(_checkpoint_bytes(policy.trained + critic_parameters) * _most_checkpoints(config)),
-        "export": float(weights),
-    }
+    checkpoints = float(_checkpoint_bytes(policy.trained + critic_parameters) * _most_checkpoints(config))
+    forecast = {"policy versions": float(weights * (versions_kept + 2))}
+    if config.checkpoint.url is None:
+        forecast["checkpoints"] = checkpoints
+    forecast["export"] = float(weights)
     if costs is not None:
         rollout = config.rollout
         samples_per_step = rollout.batch_size * rollout.samples_per_prompt * (1 + rollout.max_refills)
         span = config.checkpoint.keep * config.checkpoint.interval
         steps = min(config.experiment.steps, math.ceil(span / costs.seconds))
         forecast["pool"] = costs.sample_bytes * (config.experience.buffer_size + samples_per_step * steps)
+    # By default the warm store lies beside the folder of the runs, which holds their data unless it has a URL.
+    if config.checkpoint.dual_write and config.checkpoint.warm_url is None and config.storage.url is None:
+        forecast["warm copy"] = checkpoints + forecast.get("pool", 0.0)
     return forecast
 
 
@@ -78,13 +82,14 @@ def memory_forecast(
     reference: PolicySummary | None,
     reward_model_parameters: int = 0,
     critic_parameters: int = 0,
+    device: str = "cpu",
 ) -> Forecast:
     """What the train process will hold in memory at the most, besides its libraries.
 
-    `reference` is the model of the KL penalty, None without one. The prompt is taken to be as long as
-    `data.max_prompt_tokens` allows. Activations are 17 elements per token, layer and hidden unit (Korthikanti et al.,
-    "Reducing Activation Recomputation in Large Transformer Models", eq. 2, whose 34 bytes are of two each, without
-    the term of attention scores, which fused attention does not keep).
+    `reference` is the model of the KL penalty, None without one; `device` is the type of what the models compute on.
+    The prompt is taken to be as long as `data.max_prompt_tokens` allows. Activations are 17 elements per token, layer
+    and hidden unit (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", eq. 2, whose
+    34 bytes are of two each, without the term of attention scores, which fused attention does not keep).
     """
     width = _DTYPE_BYTES[config.models.dtype]
     rounded = 0 if config.models.dtype == "float32" else 2 * width
@@ -103,7 +108,7 @@ def memory_forecast(
         # Of weights and moments.
         "snapshot": _checkpoint_bytes(policy.trained + critic_parameters),
         # The state that differences are from, and the present one while a difference is made.
-        "increments": 2 * _checkpoint_bytes(policy.trained + critic_parameters) * _holds_differences(config),
+        "increments": 2 * _checkpoint_bytes(policy.trained + critic_parameters) * _holds_differences(config, device),
         # Copies that the next difference and the engine are made of.
         "versions": most_held(policy.parameters * width),
         # The weights it holds, and those that it is loading.
@@ -124,8 +129,10 @@ def _most_checkpoints(config: GyreConfig) -> int:
     return checkpoint.keep + checkpoint.keep_best + spaced + 1
 
 
-def _holds_differences(config: GyreConfig) -> bool:
-    return config.checkpoint.incremental and config.checkpoint.exact == "always"
+def _holds_differences(config: GyreConfig, device: str) -> bool:
+    """Whether increments are differences; `auto` takes them where updates are not known to repeat."""
+    exact = config.checkpoint.exact
+    return config.checkpoint.incremental and (exact == "always" or (exact == "auto" and device != "cpu"))
 
 
 def bytes_text(size: float) -> str:

@@ -29,7 +29,7 @@ from gyre_core.config import GyreConfig
 from gyre_core.data.prompts import load_prompts
 from gyre_core.experience.contents import training_group
 from gyre_core.experience.segments import write_segment
-from gyre_core.policy.models import PolicySummary
+from gyre_core.policy.models import PolicySummary, find_device
 from gyre_core.rewards.outcomes import RewardError
 from gyre_core.rewards.runner import FunctionRunner
 from gyre_core.rollout.build import set_threads
@@ -162,7 +162,7 @@ class _Preflight:
     def _inspect_models(self) -> PolicySummary | None:
         models = self._config.models
         with self._failing("models"):
-            found = inspect_models(self._config)
+            device, found = find_device(models.device), inspect_models(self._config)
             policy = found.policy
             described = f"{policy.architecture} of {policy.parameters:,} parameters, "
             if models.lora.rank:
@@ -171,7 +171,12 @@ class _Preflight:
             self._verdicts.append(Verdict("models", "ok", described))
             self._critic = found.critic_parameters
             forecast = memory_forecast(
-                self._config, policy, found.reference, found.reward_model_parameters, found.critic_parameters
+                self._config,
+                policy,
+                found.reference,
+                found.reward_model_parameters,
+                found.critic_parameters,
+                device.type,
             )
             self._verdicts.append(judge_space("memory", forecast, psutil.virtual_memory().available))
             return policy

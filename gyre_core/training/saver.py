@@ -107,9 +107,7 @@ class Saver:
         """
         self._warm_timeout = WARM_TIMEOUT_QUICK if quick else WARM_TIMEOUT
         if self._base is not None and not self.store.can_build_on(self._base):
-            logger.warning(
-                "the full checkpoint %s is not whole in %s; the next is full again", self._base, self.store.url
-            )
+            logger.warning("the full checkpoint %s is not whole in the first store; the next is full", self._base)
             self._base = None
         can = self._config.incremental and self._base is not None
         full = not can if quick else is_full(self._since(), self._config, step, self._last_step)
@@ -157,6 +155,12 @@ class Saver:
         self._records, self._segments = list(learner.records), dict(segments)
         self._replay_seconds = checkpoint.state["replay_seconds"]
         self._best = checkpoint.state["best_score"]
+
+    def make_room(self) -> None:
+        """Delete what need not stay, in the warm store too."""
+        self.store.retain()
+        if self._warm is not None:
+            self._warm.look()
 
     def metrics(self) -> dict[str, float]:
         """How far the warm store is behind; empty without one."""

@@ -7,13 +7,13 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Never
 
 from gyre_core.cluster.waiting import Awaited, WaitExpiredError, wait
 from gyre_core.config import GyreConfig
 from gyre_core.policy.models import PolicySummary
-from gyre_core.storage import OutOfSpaceError, Storage, open_storage
+from gyre_core.storage import LocalStorage, OutOfSpaceError, Storage, open_storage
 from gyre_core.training.forecast import (
     FEWEST_VERSIONS_KEPT,
     VERSIONS_KEPT,
@@ -21,7 +21,7 @@ from gyre_core.training.forecast import (
     disk_forecast,
     least_disk_forecast,
 )
-from gyre_core.training.run_folder import checkpoint_storage, data_storage
+from gyre_core.training.run_folder import checkpoint_storage, data_storage, warm_storage
 from gyre_core.training.space_law import Level, Need, bytes_to_leave, judge, samples_to_keep
 
 if TYPE_CHECKING:
@@ -45,12 +45,13 @@ class PauseExpiredError(OutOfSpaceError):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A storage that the run writes to, and what of the run lies there."""
+    """A volume that the run writes to, by a storage on it, and what of the run lies there."""
 
     storage: Storage
     steps: bool = False
     checkpoints: bool = False
     export: bool = False
+    warm_copy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +150,9 @@ class SpaceGuard:
 
     def _need(self, place: _Place) -> Need:
         ahead = self._run.config.rollout.max_lag * self._segment_bytes
-        once = place.steps * (self._version_bytes + ahead) + place.checkpoints * self.checkpoint_bytes
-        return Need(once + place.export * self._version_bytes, place.steps * self._segment_bytes)
+        versions = (place.steps + place.export) * self._version_bytes
+        checkpoints = (place.checkpoints + place.warm_copy) * self.checkpoint_bytes
+        return Need(versions + checkpoints + place.steps * ahead, place.steps * self._segment_bytes)
 
     def _is_tight(self) -> bool:
         """Whether space could be short once the policy version that is on its way has been written."""
@@ -199,9 +201,9 @@ class SpaceGuard:
     def _make_room(self) -> None:
         """Delete what may be spared, where it is that space is short. Nothing is in the middle of a step."""
         run, short = self._run, self._short()
-        if any(sight.place.checkpoints for sight in short):
+        if any(sight.place.checkpoints or sight.place.warm_copy for sight in short):
             run.saver.store.sparing = True
-            run.saver.store.retain()
+            run.saver.make_room()
         pool = next((sight for sight in short if sight.place.steps), None)
         if pool is None:
             return
@@ -245,13 +247,24 @@ class SpaceGuard:
 
 
 def _places(run: TrainingRun) -> tuple[_Place, ...]:
-    """The storages of a run; its checkpoints and its folder are of their own where its data lies elsewhere."""
-    folder, checkpoints = open_storage(run.folder.path), checkpoint_storage(run.config, run.folder)
-    alone, together = folder.url == run.storage.url, checkpoints.url == run.storage.url
-    places = [_Place(run.storage, steps=True, checkpoints=together, export=alone)]
-    places += [] if together else [_Place(checkpoints, checkpoints=True)]
-    places += [] if alone else [_Place(folder, export=True)]
-    return tuple(places)
+    """The volumes that a run writes to, that of its data first.
+
+    A warm store with a volume to itself is none of them: a copy that does not fit is counted, and training goes on.
+    """
+    stored = {
+        "steps": run.storage,
+        "checkpoints": checkpoint_storage(run.config, run.folder),
+        "export": open_storage(run.folder.path),
+        "warm_copy": warm_storage(run.config, run.folder),
+    }
+    volumes: dict[int | str, _Place] = {}
+    for part, storage in stored.items():
+        if storage is None:
+            continue
+        volume = storage.device() if isinstance(storage, LocalStorage) else storage.url
+        if volume in volumes or part != "warm_copy":
+            volumes[volume] = replace(volumes.get(volume, _Place(storage)), **{part: True})
+    return tuple(volumes.values())
 
 
 def check_space(config: GyreConfig, policy: PolicySummary, critic_parameters: int) -> None:
@@ -267,8 +280,8 @@ def check_space(config: GyreConfig, policy: PolicySummary, critic_parameters: in
     free = storage.free_bytes()
     if free is None:
         return
-    least = _here(config, least_disk_forecast(config, policy, critic_parameters))
-    most = _here(config, disk_forecast(config, policy, VERSIONS_KEPT + config.rollout.max_lag, None, critic_parameters))
+    least = least_disk_forecast(config, policy, critic_parameters)
+    most = disk_forecast(config, policy, VERSIONS_KEPT + config.rollout.max_lag, None, critic_parameters)
     if sum(least.values()) + min_free > free:
         raise ValueError(
             f"{_too_little(storage, free, 'at least', least, min_free)}; free some, set storage.url to a larger "
@@ -279,11 +292,6 @@ def check_space(config: GyreConfig, policy: PolicySummary, critic_parameters: in
             "%s; older checkpoints and policy versions will go early",
             _too_little(storage, free, "up to", most, min_free),
         )
-
-
-def _here(config: GyreConfig, forecast: Mapping[str, float]) -> dict[str, float]:
-    """The forecast without the checkpoints where they lie apart from the run's other data."""
-    return {part: size for part, size in forecast.items() if part != "checkpoints" or config.checkpoint.url is None}
 
 
 def _too_little(storage: Storage, free: int, bound: str, forecast: Mapping[str, float], min_free: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -29,8 +28,3 @@ def tensor_digest(tensor: torch.Tensor) -> str:
     """xxh3-128 of a tensor's elements in row-major order, whatever its device and strides."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return xxhash.xxh3_128_hexdigest(memoryview(flat.view(torch.uint8).numpy().data))
-
-
-def tensor_digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """`tensor_digest` of each tensor by name."""
-    return {name: tensor_digest(tensor) for name, tensor in tensors.items()}

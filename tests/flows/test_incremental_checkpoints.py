@@ -237,7 +237,8 @@ async def test_checkpoints_may_lie_apart_from_the_runs_other_data(tmp_path, undi
 
 async def test_the_best_policies_are_kept_beside_the_newest(tmp_path):
     """Evaluations after steps 1 to 4 find .5, .9, .6 and .7: the first checkpoint after .9 is that of step 3."""
-    config = config_of(tmp_path, {"interval": 1e9, "incremental": True, "keep": 1, "keep_best": 1})
+    evaluated = {"data": {"evaluation_size": 4}, "evaluation": {"every": 1}}
+    config = config_of(tmp_path, {"interval": 1e9, "incremental": True, "keep": 1, "keep_best": 1}, **evaluated)
     run = await open_run(config)
     for step, reward in enumerate((0.5, 0.9, 0.6, 0.7), 1):
         await take_steps(run, attempts=1, last=step)

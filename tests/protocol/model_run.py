@@ -112,6 +112,7 @@ class Owner:
         self.config = config
         self.epoch = 0
         self.step = 0
+        self.consumed = 0
         self.history: list[tuple[int, int, list[str]]] = []
         self.checkpoints: list[int] = []
         self.pool: Pool | None = None
@@ -126,7 +127,7 @@ class Owner:
             return
         name = names[0] if fall_back else names[-1]
         table = pq.read_table(io.BytesIO(storage.read(name)))
-        self.step = int(name.rpartition("-")[2])
+        self.step = self.consumed = int(name.rpartition("-")[2])
         self.history = [(epoch, step, groups) for epoch, step, groups in json.loads(table.schema.metadata[b"history"])]
         self.checkpoints = [self.step]
         self.pool = Pool.restore(storage, self.config, self.epoch, table)
@@ -188,6 +189,7 @@ class Owner:
             for group in minibatch.groups:
                 assert group.group_id.startswith(request_name(*group.prompt_ids.tolist()))
         self.pool.consume(record, step)
+        self.consumed = step
         self.pool.expire(step)
         require_current(storage, self.epoch)
         version = {"epoch": self.epoch, "number": step}
@@ -199,7 +201,7 @@ class Owner:
     def checkpoint(self, storage: Storage) -> None:
         """Commit the state, then let go of what no kept checkpoint needs."""
         self._work_on(storage)
-        if self.pool.consumed > self.step:  # In the middle of a step that is being tried again.
+        if self.consumed > self.step:  # In the middle of a step that is being tried again.
             return
         require_current(storage, self.epoch)
         if self.step not in self.checkpoints:

@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from deployments.cli import app
+from gyre_core.cluster.requests import REQUEST_FORMAT
 from gyre_core.config import load_config
 from gyre_core.config.runnable import refuse_unbuilt
 from gyre_core.data.prompts import load_prompts
+from gyre_core.experience.consumption import CONSUMPTION_FORMAT
+from gyre_core.experience.schema import SEGMENT_FORMAT
+from gyre_core.experience.snapshot import SNAPSHOT_FORMAT
 from gyre_core.rewards.scorer import Scorer
 
 ROOT = Path(__file__).parents[2]
@@ -83,3 +88,14 @@ def test_every_page_is_in_the_index():
     index = (ROOT / "docs" / "README.md").read_text()
     listed = {target for target in LINK.findall(index) if "/" not in target}
     assert listed == {page.name for page in ROOT.glob("docs/*.md")} - {"README.md"}
+
+
+def test_the_page_of_the_storage_names_the_formats_that_are_written():
+    named = set(re.findall(r"`([a-z]+/[0-9]+)`", (ROOT / "docs" / "storage.md").read_text()))
+    assert named == {REQUEST_FORMAT, SEGMENT_FORMAT.name, CONSUMPTION_FORMAT.name, SNAPSHOT_FORMAT}
+
+
+def test_the_readme_lists_every_command():
+    rows = re.findall(r"^\| (`gyre [^|]*) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`gyre ([a-z-]+)", row)}
+    assert listed == {name for name in app if not name.startswith("-")}

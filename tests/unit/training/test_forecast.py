@@ -6,7 +6,7 @@ import pytest
 
 from gyre_core.config import GyreConfig
 from gyre_core.policy.models import PolicySummary
-from gyre_core.training.forecast import StepCosts, bytes_text, disk_forecast, memory_forecast
+from gyre_core.training.forecast import StepCosts, bytes_text, disk_forecast, least_disk_forecast, memory_forecast
 
 MILLION = 1_000_000
 POLICY = PolicySummary(
@@ -37,6 +37,22 @@ def test_disk_of_bfloat16_halves_what_is_published():
     """The masters and moments of a checkpoint stay float32."""
     forecast = disk_forecast(config_of(models={"dtype": "bfloat16"}, checkpoint={"keep": 1}), POLICY, 4, None)
     assert forecast == {"policy versions": 12 * MILLION, "checkpoints": 24 * MILLION, "export": 2 * MILLION}
+
+
+def test_a_warm_store_beside_the_data_holds_the_checkpoints_once_more_with_their_segments():
+    """12 MB a checkpoint, 2 kept and one in writing; 500 samples, and 50 steps of 32, of 100 bytes."""
+    settings = {"experiment": {"steps": 50}, "experience": {"buffer_size": 500}}
+    settings["rollout"] = {"batch_size": 8, "samples_per_prompt": 4}
+    dual = {"keep": 2, "dual_write": True}
+    config = config_of(checkpoint=dual, **settings)
+    assert disk_forecast(config, POLICY, 3, None)["warm copy"] == 36 * MILLION
+    assert disk_forecast(config, POLICY, 3, COSTS)["warm copy"] == 36 * MILLION + 100 * (500 + 32 * 50)
+    assert least_disk_forecast(config, POLICY)["warm copy"] == 24 * MILLION
+    for elsewhere in ({"checkpoint": {"keep": 2}}, {"checkpoint": dual | {"warm_url": "/fast"}}):
+        assert "warm copy" not in disk_forecast(config_of(**elsewhere), POLICY, 3, None)
+    assert "warm copy" not in disk_forecast(config_of(checkpoint=dual, storage={"url": "/data"}), POLICY, 3, None)
+    apart = disk_forecast(config_of(checkpoint=dual | {"url": "/slow"}), POLICY, 3, None)
+    assert (apart["warm copy"], "checkpoints" in apart) == (36 * MILLION, False)
 
 
 @pytest.mark.parametrize(("steps", "retained"), [(1000, 120), (50, 50)])
@@ -103,8 +119,16 @@ def test_checkpoints_that_are_kept_for_themselves_take_their_space():
 def test_increments_that_are_differences_hold_the_state_twice():
     settings = {"incremental": True, "exact": "always"}
     assert memory_forecast(config_of(checkpoint=settings), POLICY, None)["increments"] == 24 * MILLION
-    for other in ({"exact": "always"}, settings | {"exact": "replay"}):
+    for other in ({}, settings | {"exact": "replay"}):
         assert "increments" not in memory_forecast(config_of(checkpoint=other), POLICY, None)
+
+
+def test_increments_of_a_gpu_are_differences_unless_they_are_to_be_repeated():
+    """Its updates are not taken to repeat, so that `auto` holds the state twice there and not on a CPU."""
+    auto, replay = ({"incremental": True, "exact": exact} for exact in ("auto", "replay"))
+    assert memory_forecast(config_of(checkpoint=auto), POLICY, None, device="cuda")["increments"] == 24 * MILLION
+    for settings, device in ((auto, "cpu"), (replay, "cuda"), ({}, "cuda")):
+        assert "increments" not in memory_forecast(config_of(checkpoint=settings), POLICY, None, device=device)
 
 
 def test_few_large_versions_are_held():

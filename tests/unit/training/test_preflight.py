@@ -169,6 +169,14 @@ async def test_a_need_of_memory_beyond_the_machine_fails_before_anything_is_load
     assert "start" not in verdicts
 
 
+async def test_the_forecast_of_memory_is_for_the_device_that_is_there(tmp_path, monkeypatch):
+    """Of 3,192 parameters, differences hold twice 12 bytes each."""
+    config = tiny_config(tmp_path, checkpoint={"incremental": True})
+    assert "increments" not in (await verdicts_of(config))["memory"].evidence
+    monkeypatch.setattr("gyre_core.training.preflight.find_device", lambda name: torch.device("cuda"))
+    assert "increments 74.8 KiB" in (await verdicts_of(config))["memory"].evidence
+
+
 async def test_a_request_that_takes_too_long_fails(tmp_path):
     verdicts = await verdicts_of(tiny_config(tmp_path, rollout={"timeout": 1e-6}))
     assert verdicts["trial"].outcome == "fail"

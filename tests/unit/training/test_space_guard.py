@@ -38,15 +38,24 @@ async def opened(folder, **sections):
         await run.close()
 
 
-async def step_with(run, step, room):
-    """Take a step at whose end there is room for so many further ones, on the volume that the run lies on."""
+async def step_changed_at_its_end(run, step, change):
+    """Take a step, with a change when nothing of it is on its way to storage any more."""
     for stage in (stages.rollout, stages.reward, stages.sample, stages.update):
         await stage(run, step)
     await run.publisher.settled()
-    need = run.guard._sights[0].need
-    leave_free(volume_of(run), MIN_FREE + need.once + round(room * need.step))
+    change()
     await run.finish(step)
     await run.turns.release(step)
+
+
+async def step_with(run, step, room):
+    """Take a step at whose end there is room for so many further ones, on the volume that the run lies on."""
+
+    def leave_room():
+        need = run.guard._sights[0].need
+        leave_free(volume_of(run), MIN_FREE + need.once + round(room * need.step))
+
+    await step_changed_at_its_end(run, step, leave_room)
 
 
 def volume_of(run):
@@ -177,6 +186,50 @@ async def test_only_the_volume_that_is_short_is_spared(tmp_path, small_volume):
         assert run.pool.metrics(run.now(3))["experience/samples"] == 3 * 16
 
 
+async def need_of(folder, **sections):
+    """What the next step and checkpoint take on the volume of the run's data, after one step."""
+    async with opened(folder, **sections) as run:
+        await stages.take_step(run, 1)
+        await run.guard.relieve(1)
+        (sight,) = [sight for sight in run.guard._sights if sight.place.steps]
+        assert run.guard.checkpoint_bytes > 0
+        return sight.need.once, run.guard.checkpoint_bytes
+
+
+async def test_a_volume_is_to_hold_all_that_the_run_puts_on_it(tmp_path, small_volume):
+    """Two policy versions and a checkpoint, wherever they lie on it, and the warm copy of the checkpoint as well."""
+    folder, never = small_volume(16_000), {"interval": 1e6}
+    alone, checkpoint = await need_of(folder, checkpoint=never)
+    assert alone == 2 * 4 * 3192 + checkpoint
+    parts = {"storage": {"url": str(folder / "data")}, "checkpoint": never | {"url": str(folder / "checkpoints")}}
+    assert await need_of(folder, **parts) == (alone, checkpoint)
+    dual = never | {"dual_write": True}
+    assert await need_of(folder, checkpoint=dual) == (alone + checkpoint, checkpoint)
+    assert await need_of(folder, checkpoint=dual | {"warm_url": str(folder / "warm")}) == (
+        alone + checkpoint,
+        checkpoint,
+    )
+    assert await need_of(folder, checkpoint=dual | {"warm_url": str(tmp_path / "warm")}) == (alone, checkpoint)
+
+
+async def test_a_full_warm_store_holds_nothing_back(tmp_path, small_volume):
+    """Its copies fail and are counted, the run takes its steps, and with space it is brought up to date."""
+    warm = small_volume(1000)
+    leave_free(warm, 0)
+    settings = EVERY_STEP | {"dual_write": True, "warm_url": str(warm)}
+    async with opened(tmp_path, checkpoint=settings) as run:
+        for step in (1, 2, 3):
+            await stages.take_step(run, step)
+            assert run.saver._warm.wait(10)
+        assert row_of(run, 3)["perf/space_guard"] == 0.0
+        assert row_of(run, 3)["perf/warm_errors"] == 2.0
+        assert run.saver.store.steps() == [2, 3]
+        give_space(warm)
+        await stages.take_step(run, 4)
+        assert run.saver._warm.wait(10)
+        assert run.saver.metrics()["perf/warm_lag"] == 0.0
+
+
 def test_a_run_that_cannot_fit_is_refused_before_a_model_loads(tmp_path, small_volume, capsys):
     folder = small_volume(1024)
     config = tiny_config(tmp_path, experiment={"output": str(folder / "runs")}, storage={"min_free": 1_000_000})
@@ -192,6 +245,18 @@ def test_a_run_that_cannot_fit_is_refused_before_a_model_loads(tmp_path, small_v
     assert main(["train", "--config", str(file)]) == 2
     assert re.search(sentence, capsys.readouterr().err)
     assert list(folder.iterdir()) == []
+
+
+async def test_a_run_whose_warm_copy_cannot_fit_beside_it_is_refused(tmp_path, small_volume):
+    """3,192 parameters of 4 bytes: 2 versions, an export and 2 checkpoints of 3 times that, which are 112 KiB."""
+    folder = small_volume(1024)
+    parts = {"experiment": {"output": str(folder / "runs")}, "storage": {"min_free": 1024 * (1024 - 150)}}
+    await check_inputs(tiny_config(tmp_path, **parts), run_id=None, origin=NEW)
+    dual = {"dual_write": True}
+    with pytest.raises(ValueError, match=r"at least 187 KiB .*checkpoints 74.8 KiB, export 12.5 KiB, warm copy 74.8"):
+        await check_inputs(tiny_config(tmp_path, checkpoint=dual, **parts), run_id=None, origin=NEW)
+    apart = dual | {"warm_url": str(tmp_path / "warm")}
+    await check_inputs(tiny_config(tmp_path, checkpoint=apart, **parts), run_id=None, origin=NEW)
 
 
 async def test_a_run_that_may_not_fit_is_warned_of(tmp_path, small_volume, caplog):
@@ -227,8 +292,7 @@ async def test_a_checkpoint_without_space_is_counted_and_training_goes_on(tmp_pa
             finally:
                 give_space(folder)
 
-        run.saver.store.save = save
-        await stages.take_step(run, 2)
+        await step_changed_at_its_end(run, 2, lambda: setattr(run.saver.store, "save", save))
         run.saver.store.save = real
         assert row_of(run, 2)["perf/checkpoint_failed"] == 1.0
         told = r"no checkpoint after step 2, for want of [\d.]+ KiB, and earlier ones stand: no space left in"
