@@ -325,6 +325,7 @@ def _explain_usage(error: CycloptsError) -> str:
     if isinstance(error, UnknownOptionError):
         option = (error.token.keyword or error.token.value).partition("=")[0]
         takes_settings = error.command_chain is not None and error.command_chain[0] in WITH_SETTINGS
+        takes_settings &= not option.startswith("--resume")  # Its own dots are no sections.
         if takes_settings and ("." in option or "Did you mean" not in str(error)):
             return f"command line: there is no option {option}; {suggest_key(option.lstrip('-'))}"
     return f"command line: {error} Try `gyre --help`."

@@ -207,7 +207,8 @@ async def test_other_folders_among_the_checkpoints_are_left_alone(tmp_path, undi
 
 
 async def test_an_evaluation_without_a_score_is_no_best(tmp_path):
-    config = config_of(tmp_path, {"interval": 1e9, "incremental": True, "keep": 1, "keep_best": 1})
+    evaluated = {"data": {"evaluation_size": 4}, "evaluation": {"every": 1}}
+    config = config_of(tmp_path, {"interval": 1e9, "incremental": True, "keep": 1, "keep_best": 1}, **evaluated)
     run = await open_run(config)
     for step, reward in enumerate((0.5, math.nan, 0.9), 1):
         await take_steps(run, attempts=1, last=step)
