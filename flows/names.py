@@ -1,4 +1,6 @@
-"""What the control plane calls its things in Prefect: pools, deployments and events."""
+"""What the control plane calls its things in Prefect: pools, deployments, keys and events."""
+
+from uuid import UUID
 
 ROLLOUT_POOL = "gyre-rollout"
 """Work pool of the rollout workers; the fleet moves its concurrency limit."""
@@ -26,3 +28,8 @@ LEARNER_IS_LIMIT = "gyre.learner.limit"
 """Event of a pool that overflows with the fewest workers that are allowed; its payload holds `run` and `reasons`."""
 RUN_GIVEN_UP = "gyre.run.given_up"
 """Event of a run that crashed too often at one step; its payload holds `run`, `flow_run`, `crashes` and `step`."""
+
+
+def successor_key(dead_flow_run: UUID) -> str:
+    """The idempotency key of the flow run that goes on for one that crashed, which is therefore started once."""
+    return f"recover/{dead_flow_run}"

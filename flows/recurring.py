@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime
+from functools import partial
 from typing import Literal
 from uuid import UUID
 
@@ -15,14 +16,17 @@ from prefect.client.schemas.filters import (
     FlowFilter,
     FlowFilterName,
     FlowRunFilter,
+    FlowRunFilterIdempotencyKey,
 )
-from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.deployments import arun_deployment
-from prefect.states import Cancelling, Completed
+from prefect.states import Cancelled, Cancelling, Completed
 
 from flows.forms import FormConfig
-from flows.names import RECURRING_FLOW, TRAIN_DEPLOYMENT
-from flows.states import OPEN_STATES, in_states
+from flows.names import RECURRING_FLOW, TRAIN_DEPLOYMENT, successor_key
+from flows.outage import outlasting
+from flows.recover import SETTLED
+from flows.states import OPEN_STATES, in_states, state_of
 from gyre_core.config import GyreConfig
 from gyre_core.training.series import continued
 
@@ -30,6 +34,8 @@ LOOK_SECONDS = 2.0
 """Pause between two looks at another firing, or at the training of this one."""
 QUEUE_TIMEOUT = 7 * 86400.0
 """Seconds that a firing waits for its turn before it fails."""
+RECOVERY_TIMEOUT = 600.0
+"""Seconds in which it must be decided whether a training that crashed goes on."""
 
 
 class OverlapError(RuntimeError):
@@ -47,9 +53,10 @@ async def recurring(
     While a run of the series has not ended, of an earlier firing or any other, `overlap` decides: `skip` does nothing,
     `queue` waits for it, and `refuse` raises OverlapError. `start` is the configured model, or the last export of the
     series if there is one.
-    Raises RuntimeError when the training did not complete; cancelled, it cancels the training.
+    A training that crashes and comes back is followed. Raises RuntimeError when the training did not complete;
+    cancelled, it cancels the training.
     """
-    earlier = await _earlier(config.experiment.name)
+    earlier = await outlasting(lambda: _earlier(config.experiment.name))
     if earlier and overlap == "skip":
         return Completed(name="Skipped", message=f"{_names(earlier)} still trains.")
     if earlier and overlap == "refuse":
@@ -78,7 +85,7 @@ async def _earlier(series: str) -> list[FlowRun]:
 
 async def _wait_for_turn(series: str) -> None:
     deadline = time.monotonic() + QUEUE_TIMEOUT
-    while earlier := await _earlier(series):
+    while earlier := await outlasting(lambda: _earlier(series)):
         if time.monotonic() > deadline:
             raise OverlapError(f"{_names(earlier)} still trains after {QUEUE_TIMEOUT / 86400:.0f} days of waiting")
         await asyncio.sleep(LOOK_SECONDS)
@@ -87,20 +94,49 @@ async def _wait_for_turn(series: str) -> None:
 async def _train(config: GyreConfig, run_id: str) -> None:
     """Train through the deployment, which takes its turn in the pool of learners, and follow it to its end."""
     parameters = {"config": config.model_dump(mode="json", exclude_unset=True), "run_id": run_id}
-    training = await arun_deployment(
-        TRAIN_DEPLOYMENT, parameters=parameters, timeout=0, idempotency_key=f"recurring/{_own_id()}"
+    training = await outlasting(
+        lambda: arun_deployment(
+            TRAIN_DEPLOYMENT, parameters=parameters, timeout=0, idempotency_key=f"recurring/{_own_id()}"
+        )
     )
     try:
-        async with get_client() as client:
-            while not (training.state and training.state.is_final()):
-                await asyncio.sleep(LOOK_SECONDS)
-                training = await client.read_flow_run(training.id)
+        while not _has_ended(training):
+            await asyncio.sleep(LOOK_SECONDS)
+            training = await outlasting(partial(_newest, training.id))
     except asyncio.CancelledError:
-        async with get_client() as client:
-            await client.set_flow_run_state(training.id, Cancelling())
+        await _cancel(training.id)
         raise
+    assert training.state is not None, "it has ended"
     if not training.state.is_completed():
         raise RuntimeError(f"the training ended {training.state.name}: {training.state.message}")
+
+
+def _has_ended(training: FlowRun) -> bool:
+    """Whether nothing more will come of a training: one that crashed may yet come back, until that is decided."""
+    if training.state is None or not training.state.is_final():
+        return False
+    undecided = state_of(training) == StateType.CRASHED and SETTLED not in training.tags
+    return not undecided or time.time() - training.state.timestamp.timestamp() > RECOVERY_TIMEOUT
+
+
+async def _newest(training: UUID) -> FlowRun:
+    """A flow run of the training as it is now; of one that crashed, the one that goes on with it, if there is one."""
+    async with get_client() as client:
+        run = await client.read_flow_run(training)
+        if state_of(run) != StateType.CRASHED:
+            return run
+        # It is settled after its successor was started: whoever reads that it is settled finds the successor.
+        key = FlowRunFilterIdempotencyKey(any_=[successor_key(run.id)])
+        successors = await client.read_flow_runs(flow_run_filter=FlowRunFilter(idempotency_key=key))
+        return successors[0] if successors else run
+
+
+async def _cancel(training: UUID) -> None:
+    """Cancel a training; one that crashed is not started again, or what was started is cancelled."""
+    run = await _newest(training)
+    crashed = state_of(run) == StateType.CRASHED
+    async with get_client() as client:
+        await client.set_flow_run_state(run.id, Cancelled() if crashed else Cancelling())
 
 
 def _own_id() -> str:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
 from uuid import UUID
 
 import httpx
@@ -23,6 +21,7 @@ from flows.artifacts import RunArtifacts
 from flows.closing import close_steps
 from flows.evaluate import evaluate
 from flows.forms import FormConfig
+from flows.outage import outlasting
 from flows.rl_step import rl_step
 from flows.scoring import function_runner
 from flows.termination import cancelled_by_sigterm, to_the_end
@@ -37,9 +36,6 @@ from gyre_core.training.resume import Origin
 from gyre_core.training.run import RunFailedError, RunStoppedError, TrainingRun
 
 logger = logging.getLogger(__name__)
-
-CONNECT_TIMEOUT = 600.0
-"""Seconds for which a flow is opened again while the Prefect server is away."""
 
 
 def _flow_run_name() -> str:
@@ -133,14 +129,17 @@ class _Training:
         """One step with its retries, and what follows it; the steps behind it go on in any case but a raised one."""
         run = self._run
         try:
-            await _opening(lambda: self._step(run.key, step))
+            # Done before, it answers at once.
+            await outlasting(lambda: self._step(run.key, step))
         except Exception as error:
             await run.abandon(step)
             stop = run.config.experiment.on_step_failure == "stop"
-            # A full disk fails the next step too.
-            if stop or run.fatal is not None or isinstance(error, OutOfSpaceError):
+            # A full disk, or a server that stays away, fails the next step too.
+            if stop or run.fatal is not None or isinstance(error, OutOfSpaceError | httpx.TransportError):
                 raise
             logger.error("step %d failed for good and is skipped: %s", step, error)
+            # The steps before it are counted first.
+            await run.turns.wait(step)
             run.skip(step)
         await run.turns.release(step)
         await run.reports.wait(step)
@@ -167,7 +166,7 @@ class _Training:
         if not self._run.evaluator.prompts:
             return
         try:
-            await _opening(lambda: evaluate(self._run.key, step))
+            await outlasting(lambda: evaluate(self._run.key, step))
         except Exception as error:  # noqa: BLE001 - Prefect has the traceback of its flow
             cause = f"{type(error).__name__}: {error}"
             logger.error("the evaluation after step %d failed; training goes on: %s", step, cause.partition("\n")[0])
@@ -180,11 +179,12 @@ class _Training:
             logger.exception("the artifacts in Prefect could not be renewed; training goes on")
 
     def _summarise(self, status: Status, error: BaseException | None = None) -> None:
-        """Write `summary.json`; without space for it the old one stays, as nothing depends on it."""
+        """Write `summary.json`; where that fails the old one stays, as nothing depends on it."""
         try:
             write_run_summary(self._run, status, error)
-        except OutOfSpaceError as full:
-            logger.warning("summary.json does not say that the run is %s: %s", status, full)
+        except Exception as failure:  # noqa: BLE001 - a bad line in the metrics, no space, no folder
+            cause = f"{type(failure).__name__}: {failure}"
+            logger.warning("summary.json does not say that the run is %s: %s", status, cause)
 
     def _end_early(self) -> State[None]:
         if self._stopped_by is not None:
@@ -195,15 +195,20 @@ class _Training:
         return Cancelled(message=f"interrupted after step {self._run.step}; go on with --resume")
 
     async def _keep_what_is_done(self, error: BaseException) -> None:
-        """Go back to the state after the last committed step, and save it; a run that is another's is left alone."""
+        """Go back to the state after the last committed step, save it, and say what ended the run.
+
+        A run that is another's is left alone.
+        """
         run = self._run
         if isinstance(error, SupersededError):
             return
-        self._summarise("failed" if isinstance(error, Exception) else "interrupted", error)
         try:
             for step in list(run.open_steps):
                 await run.abandon(step)
             await run.save(quick=True)
+        except SupersededError as superseded:
+            logger.warning("the state after step %d is not saved: %s", run.step, superseded)
+            return
         except OutOfSpaceError as full:
             logger.warning(
                 "the state after step %d is not saved, so a resume repeats the steps since the last checkpoint: %s",
@@ -213,6 +218,7 @@ class _Training:
         except Exception:
             # What ended the run matters more than that its last steps could not be kept; both are told.
             logger.exception("the state after step %d could not be saved; an earlier checkpoint stands", run.step)
+        self._summarise("failed" if isinstance(error, Exception) else "interrupted", error)
 
     @contextmanager
     def _finishing_on_interrupt(self) -> Generator[None]:
@@ -229,24 +235,6 @@ class _Training:
             yield
         finally:
             loop.remove_signal_handler(signal.SIGINT)
-
-
-async def _opening(call: Callable[[], Coroutine[Any, Any, object]]) -> None:
-    """Run a subflow; while the Prefect server is away, open it again.
-
-    A client that never connected does not retry by itself, and one that did gives up before a server is back. Steps and
-    evaluations that were done before answer at once, so that calling them again is safe.
-    """
-    deadline = time.monotonic() + CONNECT_TIMEOUT
-    while True:
-        try:
-            await call()
-            return
-        except httpx.TransportError as error:
-            if time.monotonic() > deadline:
-                raise
-            logger.warning("the Prefect server is away (%r); trying again", error)
-            await asyncio.sleep(1.0)
 
 
 def _first_cause(error: BaseException) -> BaseException:
