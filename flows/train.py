@@ -96,7 +96,8 @@ class _Training:
             self._summarise("running")
             with self._progress, self._finishing_on_interrupt():
                 async with rollout_workers(run):
-                    await self._evaluate(run.step)
+                    if run.step == 0 or self._is_to_evaluate(run.step):
+                        await self._evaluate(run.step)
                     await self._take_steps()
             await run.publisher.settled()
             await run.save()
@@ -155,11 +156,15 @@ class _Training:
             self._progress.update(step, run.results[step].metrics)
             if alarms and config.health.action == "stop":
                 self._stopped_by = f"alarm {alarms[0].name} at step {step}: {alarms[0].sentence}"
-        if config.evaluation.every and step % config.evaluation.every == 0 and step < self._total:
+        if self._is_to_evaluate(step):
             await self._evaluate(step)
         if step % config.monitor.artifact_every == 0:
             self._summarise("running")
             await self._show()
+
+    def _is_to_evaluate(self, step: int) -> bool:
+        every = self._run.config.evaluation.every
+        return every > 0 and step % every == 0 and step < self._total
 
     async def _evaluate(self, step: int) -> None:
         """Evaluate in a flow of its own; one that fails is logged in a line and leaves the training alone."""
