@@ -1,10 +1,11 @@
-"""A firing of a recurring job follows its training through crashes.
+"""A firing of a recurring job follows its training through crashes, and through absences of the Prefect server.
 
 Nobody takes the trainings from their pool: the tests say what becomes of them.
 """
 
 import asyncio
 
+import httpx
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterIdempotencyKey
@@ -107,3 +108,19 @@ async def test_cancelled_it_cancels_what_goes_on_for_its_training(firing, decide
     key = FlowRunFilterIdempotencyKey(any_=[f"recover/{dead.id}"])
     started = await firing.client.read_flow_runs(flow_run_filter=FlowRunFilter(idempotency_key=key))
     assert len(started) == decided
+
+
+async def test_it_outlasts_an_absence_of_the_prefect_server(firing, monkeypatch):
+    newest, away = recurring._newest, [httpx.ConnectError("refused"), httpx.ReadError("cut off")]
+
+    async def sometimes(training):
+        if away:
+            raise away.pop()
+        return await newest(training)
+
+    monkeypatch.setattr(recurring, "_newest", sometimes)
+    async with asyncio.timeout(DEADLINE):
+        while away:
+            await asyncio.sleep(0.05)
+    await firing.becomes(Completed())
+    await firing.end()
