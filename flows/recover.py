@@ -28,7 +28,7 @@ from pydantic import TypeAdapter
 from blocks.storage import load_access
 from flows.closing import close_below
 from flows.forms import FormConfig
-from flows.names import RUN_GIVEN_UP, TRAIN_DEPLOYMENT
+from flows.names import RUN_GIVEN_UP, TRAIN_DEPLOYMENT, successor_key
 from flows.states import in_states, state_of
 from gyre_core.cluster.epochs import current_epoch
 from gyre_core.config import GyreConfig
@@ -124,7 +124,7 @@ async def _start_again(client: PrefectClient, dead: FlowRun, remains: Remains) -
         parameters=await remains.parameters(dead.parameters),
         state=Scheduled(scheduled_time=datetime.now(UTC) + timedelta(seconds=crashes.pause)),
         tags=[*without_count(dead.tags), crashes.tag],
-        idempotency_key=f"recover/{dead.id}",
+        idempotency_key=successor_key(dead.id),
         work_queue_name=dead.work_queue_name,
         job_variables=dead.job_variables,
     )
