@@ -11,10 +11,12 @@ checkpoint that the warm store holds whole.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 import shutil
 import threading
 from collections.abc import Iterable
+from functools import partial
 
 from gyre_core.checkpoint.manifest import CheckpointManifest, checkpoint_order
 from gyre_core.checkpoint.store import (
@@ -56,7 +58,9 @@ class WarmCopy:
     def look(self) -> None:
         """Have the follower look, as the primary store has changed."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._follow, name="warm-copy", daemon=True)
+            # With the caller's context, by which Prefect knows whose log lines they are.
+            follow = partial(contextvars.copy_context().run, self._follow)
+            self._thread = threading.Thread(target=follow, name="warm-copy", daemon=True)
             self._thread.start()
         with self._changed:
             self._wanted += 1

@@ -263,6 +263,7 @@ def _build(
     metrics = MetricsWriter(folder.path, tensorboard=config.monitor.tensorboard)
     # The first write to the storage, when all that may be refused was made.
     newest = max((checkpoint_order(name)[0] for name in names), default=0)
+    folder.require_owned()
     folder.note_begun()
     epoch = claim_epoch(storage, f"{platform.node()}:{os.getpid()}", after=newest)
     if origin.resumes:

@@ -9,6 +9,7 @@ one copy at the most is on its way. A publication that failed is tried again by 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class Publisher:
         """Publish a version; the one before it must be `settled`."""
         assert self._pending is None, "one publication at a time"
         self._pending = _Publication(version, parent, weights)
-        self._attempt = self._thread.submit(self._publish, self._pending)
+        self._attempt = self._try(self._pending)
 
     async def settled(self) -> None:
         """Return once the version that was begun is published.
@@ -60,13 +61,17 @@ class Publisher:
         if publication is None:
             return
         if self._attempt is None or self._attempt.done():
-            self._attempt = self._thread.submit(self._publish, publication)
+            self._attempt = self._try(publication)
         # Whoever waits may be cancelled; the attempt goes on.
         await asyncio.shield(asyncio.wrap_future(self._attempt))
 
     def close(self) -> None:
         """Wait for the attempt that is under way."""
         self._thread.shutdown(wait=True)
+
+    def _try(self, publication: _Publication) -> Future[None]:
+        # With the caller's context, by which Prefect knows whose log lines they are.
+        return self._thread.submit(contextvars.copy_context().run, self._publish, publication)
 
     def _publish(self, publication: _Publication) -> None:
         run = self._run

@@ -30,7 +30,7 @@ from gyre_core.training.checkpoints import open_checkpoints
 from gyre_core.training.recovery_report import PREFIX
 from gyre_core.training.resume import check_fingerprint
 from gyre_core.training.run import TrainingRun
-from gyre_core.training.run_folder import RunFolder, checkpoint_storage, run_storage, warm_storage
+from gyre_core.training.run_folder import RunFolder, RunFolderError, checkpoint_storage, run_storage, warm_storage
 from gyre_core.training.saver import LearnerState
 
 logger = logging.getLogger(__name__)
@@ -126,10 +126,13 @@ def _repeat(run: TrainingRun, checkpoint: Checkpoint, learner: LearnerState, rep
     try:
         steps = replayed_minibatches(run.storage, learner.records, repeater.smallest_group)
         for number, minibatches in enumerate(steps, 1):
+            run.folder.require_owned()
             repeater.learner.take_step(minibatches, repeater.on_policy)
             if time.monotonic() - told_at > TELLING_SECONDS:
                 logger.info("repeated %d of %d steps", number, count)
                 told_at = time.monotonic()
+    except RunFolderError:
+        raise
     except (FileNotFoundError, ValueError) as error:
         raise CorruptCheckpointError(f"checkpoint {checkpoint.name} cannot be repeated: {error}") from error
     if learner.digest is not None and state_digest(*repeater.learner.state()) != learner.digest:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -223,7 +225,9 @@ class TrainingRun:
 
         So whoever goes back to an earlier state comes after the work of a step that was cancelled.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._owner_thread, function, *arguments)
+        # With the caller's context, by which Prefect knows whose log lines they are.
+        work = partial(contextvars.copy_context().run, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._owner_thread, work)
 
     @contextmanager
     def recording_fatal_errors(self) -> Generator[None]:

@@ -170,6 +170,12 @@ class RunFolder:
         with telling_out_of_space(self.path / _LOCK):
             file.write(str(os.getpid()).encode())
 
+    def require_owned(self) -> None:
+        """Raise RunFolderError when this object does not own the run: what opens it goes on in a thread for a while
+        after whoever wanted it has given up."""
+        if self._lock is None:
+            raise RunFolderError(f"the run {self.key} is not being opened any more")
+
     def release(self) -> None:
         """Give up the ownership."""
         if self._lock is not None:

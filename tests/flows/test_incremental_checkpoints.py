@@ -5,6 +5,8 @@ import json
 import logging
 import math
 import shutil
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -13,6 +15,7 @@ from tiny_runs import EVERY_STEP, Outcome, outcome, take_steps, tiny_config
 from gyre_core.checkpoint.manifest import CheckpointManifest, ObjectRecord
 from gyre_core.monitor.metrics import read_metrics
 from gyre_core.storage import open_storage
+from gyre_core.training import recovery
 from gyre_core.training.build import open_run
 from gyre_core.training.checkpoints import describe_checkpoints, open_checkpoints
 from gyre_core.training.ending import write_run_summary
@@ -348,6 +351,35 @@ async def test_a_fork_that_died_on_its_way_may_be_begun_again(tmp_path, undistur
     shutil.rmtree(tmp_path / "runs" / "tiny" / "fork")
     _, found = await train(config, run_id="fork", origin=fork)
     Outcome(found.tensors, found.counters, undisturbed.consumed, found.metrics).assert_equals(undisturbed)
+
+
+async def test_a_resume_that_is_given_up_stops_repeating_and_writes_nothing(tmp_path, monkeypatch):
+    config = config_of(tmp_path, {**REPLAY, "keep": 9})
+    run, _ = await train(config, last=4)
+    real, begun, repeated = recovery.replayed_minibatches, threading.Event(), []
+
+    def slow(*arguments):
+        for minibatches in real(*arguments):
+            begun.set()
+            time.sleep(0.3)
+            yield minibatches
+            repeated.append(minibatches)
+
+    monkeypatch.setattr(recovery, "replayed_minibatches", slow)
+    opening = asyncio.create_task(open_run(config, origin=RESUME))
+    assert await asyncio.to_thread(begun.wait, 60)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    await asyncio.sleep(1.5)
+    assert len(repeated) <= 1, "three steps were to be repeated"
+    monkeypatch.undo()
+    before = sorted(file for file in run.folder.path.rglob("*") if file.name != "metrics.jsonl")
+    resumed = await open_run(config, origin=RESUME)
+    await resumed.close()
+    assert (resumed.step, resumed.epoch) == (4, 3)
+    assert resumed.recovery.steps == 3
+    assert set(before) <= set(run.folder.path.rglob("*"))
 
 
 def dies(*_):

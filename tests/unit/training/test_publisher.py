@@ -1,6 +1,7 @@
 """Policy versions are published beside the training of the next step, in order, and nobody runs ahead of them."""
 
 import asyncio
+import contextvars
 import threading
 from contextlib import asynccontextmanager
 
@@ -117,6 +118,21 @@ async def test_a_cancelled_wait_leaves_the_publication_alone(tmp_path):
         publications.free.set()
         await run.publisher.settled()
         assert run.chain.exists(run.version)
+
+
+async def test_the_threads_of_a_run_know_whose_work_they_do(tmp_path):
+    """Prefect tells by a context variable which flow run a log line is of."""
+    whose = contextvars.ContextVar("whose")
+    seen = []
+    async with opened(tmp_path) as run:
+        await stages.rollout(run, 1)
+        whose.set("step 1")
+        assert await run.in_order(whose.get) == "step 1"
+        real = run.chain.publish
+        run.chain.publish = lambda *arguments: (seen.append(whose.get()), real(*arguments))
+        await train(run, 1)
+        await run.publisher.settled()
+        assert seen == ["step 1"]
 
 
 async def test_a_run_closes_with_its_last_version_published(tmp_path):
