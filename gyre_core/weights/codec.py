@@ -4,8 +4,8 @@ Between two adjacent policy versions few bf16 weights change, most of them by on
 is told best by the exponent of the old weight: small weights move, large ones do not. So changes are grouped by that
 exponent. Each group's gaps, counted in weights of the group, are Rice coded with a parameter of its own; that is within
 a few percent of the entropy, as the gaps of independent changes are distributed geometrically. Directions take a bit a
-change, and moves by more than one unit are listed. Integer arithmetic on bit patterns throughout: NaN, infinities,
-zeros of both signs and denormals are patterns like others.
+change, and by how much more than one unit others move is listed. Integer arithmetic on bit patterns throughout: NaN,
+infinities, zeros of both signs and denormals are patterns like others.
 
 Weights are coded in chunks, independent of each other, and each in the form that suits it:
 
@@ -45,6 +45,8 @@ _SHIFTS = {16: 7, 32: 23}
 _HEADER = struct.Struct("<BII")  # form, weights, payload bytes
 _CLASS = struct.Struct("<BBII")  # class, Rice parameter, changes, bytes of its quotients
 _LENGTH = struct.Struct("<I")
+_DOWN, _UP = 1, 2
+"""Moves by one unit, in zigzag."""
 _MOST_SPARSE = 6
 """A chunk in which more than a weight in so many changed is coded whole."""
 _ZSTD = pa.Codec("zstd", compression_level=3)
@@ -167,28 +169,31 @@ def _apply_sparse(weights: kernels.Bits, payload: _Reader) -> None:
 
 
 def _rice_parameter(gaps: npt.NDArray[np.uint32]) -> int:
-    """The parameter that fits a geometric distribution of this mean (ln 2 of it, as a power of two)."""
-    return max(0, round(float(np.log2(max(0.69 * float(gaps.mean(dtype=np.float64)), 1.0)))))
+    """The parameter that takes the fewest bits, near that for a geometric distribution of this mean (ln 2 of it)."""
+    near = round(float(np.log2(max(0.69 * float(gaps.mean(dtype=np.float64)), 1.0))))
+    candidates = range(max(0, near - 1), near + 2)
+    return min(candidates, key=lambda parameter: parameter * len(gaps) + int((gaps >> parameter).sum(dtype=np.int64)))
 
 
 def _write_directions(moves: kernels.Bits) -> bytes:
-    """Moves by one unit as a bit each, up being one (zigzag 2); others by their places and values."""
-    others = np.flatnonzero((moves != 1) & (moves != 2))
+    """A bit for each move, one for up (even in zigzag); of those by more than one unit places, and how many more."""
+    others = np.flatnonzero(moves > _UP)
     gaps = np.diff(others, prepend=-1).astype(np.uint32)
-    directions = np.packbits(moves == 2, bitorder="little").tobytes()
-    return b"".join([directions, _LENGTH.pack(len(others)), _write_planes(gaps), _write_planes(moves[others])])
+    directions = np.packbits(moves & 1 == 0, bitorder="little").tobytes()
+    more = (moves[others] - _UP - 1) >> 1
+    return b"".join([directions, _LENGTH.pack(len(others)), _write_planes(gaps), _write_planes(more)])
 
 
 def _read_directions(payload: _Reader, count: int, dtype: np.dtype[Any]) -> kernels.Bits:
     directions = np.frombuffer(payload.take(_whole_bytes(count)), np.uint8)
-    moves = (1 + np.unpackbits(directions, count=count, bitorder="little")).astype(dtype)
+    moves = (_DOWN + np.unpackbits(directions, count=count, bitorder="little")).astype(dtype)
     (others,) = payload.unpack(_LENGTH)
     if others > count:
         raise DeltaError(f"{others} exceptions of {count} changes")
     places = np.cumsum(_read_planes(payload, others, np.dtype(np.uint32)).astype(np.int64)) - 1
     if others and (places[-1] >= count or places[0] < 0):
         raise DeltaError("an exception beyond the last change")
-    moves[places] = _read_planes(payload, others, dtype)
+    moves[places] += 2 * (1 + _read_planes(payload, others, dtype))
     return moves
 
 

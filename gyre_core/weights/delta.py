@@ -18,7 +18,7 @@ from gyre_core.weights.codec import DeltaError, apply_delta, encode_delta
 from gyre_core.weights.digests import tensor_digest
 from gyre_core.weights.flat import FlatWeights
 
-FORMAT = 1
+FORMAT = 2
 _MAGIC = b"GYRD"
 _HEADER = struct.Struct("<4sHI16sQ")
 _DIGEST_BYTES = 16
