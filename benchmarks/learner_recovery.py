@@ -21,6 +21,7 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 import psutil
@@ -39,6 +40,8 @@ QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart.yaml"
 CHECKPOINT = {"incremental": True, "every": 5, "replay_budget": 5, "dual_write": True}
 STEPS_BETWEEN = (11, 18)
 """The kill comes so many steps after the one before, so that there are new checkpoints by then."""
+DEATHS_OF_A_WORKER = 2
+"""On one platform: a Prefect worker that dies again and again is started again after longer and longer pauses."""
 BARS = {False: 25.0, True: 40.0}
 """Seconds that may pass until the run learns again, without and with the death of its Prefect worker."""
 
@@ -98,6 +101,19 @@ def trial(folder: Path, stores: dict[str, Path], arguments: argparse.Namespace, 
     }
 
 
+def kill_again_and_again(times: int, arguments: argparse.Namespace, rng: random.Random) -> Generator[dict[str, float]]:
+    """So many trials with one run, on a platform of its own."""
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["GYRE_HOME"] = str(Path(place) / "home")
+        output = Path(place) / "runs"
+        folder = output / NAME / RUN_ID
+        stores = {"primary": folder / "checkpoints", "warm": Path(place) / "runs-warm" / NAME / RUN_ID}
+        with local_platform():
+            asyncio.run(start_run(output, arguments.seed))
+            for _ in range(times):
+                yield trial(folder, stores, arguments, rng)
+
+
 def main() -> None:
     """Run the trials and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -108,17 +124,13 @@ def main() -> None:
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
     trials: list[dict[str, float]] = []
-    with tempfile.TemporaryDirectory() as place:
-        os.environ["GYRE_HOME"] = str(Path(place) / "home")
-        output = Path(place) / "runs"
-        folder = output / NAME / RUN_ID
-        stores = {"primary": folder / "checkpoints", "warm": Path(place) / "runs-warm" / NAME / RUN_ID}
-        with local_platform():
-            asyncio.run(start_run(output, arguments.seed))
-            for number in range(arguments.trials):
-                trials.append(trial(folder, stores, arguments, rng))
-                told = {name: round(value, 2) for name, value in trials[-1].items()}
-                print(f"trial {number + 1}: {told}", flush=True)
+    while len(trials) < arguments.trials:
+        left = arguments.trials - len(trials)
+        count = min(left, DEATHS_OF_A_WORKER) if arguments.with_worker else left
+        for result in kill_again_and_again(count, arguments, rng):
+            trials.append(result)
+            told = {name: round(value, 2) for name, value in result.items()}
+            print(f"trial {len(trials)}: {told}", flush=True)
     figures = {name: summary([result[name] for result in trials]) for name in trials[0]}
     print(
         json.dumps(
