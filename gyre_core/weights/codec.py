@@ -138,8 +138,7 @@ def _encode_sparse(classes: _Bytes, gaps: npt.NDArray[np.uint32], moves: kernels
         headers.append(_CLASS.pack(exponent, parameter, len(mine), len(written[0])))
         quotients.append(written[0].tobytes())
         remainders.append(written[1].tobytes())
-    values = min(b"\0" + _write_directions(moves), b"\1" + _write_planes(moves), key=len)
-    return b"".join([bytes([len(headers) - 1]), *headers, *quotients, *remainders, values])
+    return b"".join([bytes([len(headers) - 1]), *headers, *quotients, *remainders, _write_moves(moves)])
 
 
 def _apply_sparse(weights: kernels.Bits, payload: _Reader) -> None:
@@ -173,6 +172,14 @@ def _rice_parameter(gaps: npt.NDArray[np.uint32]) -> int:
     near = round(float(np.log2(max(0.69 * float(gaps.mean(dtype=np.float64)), 1.0))))
     candidates = range(max(0, near - 1), near + 2)
     return min(candidates, key=lambda parameter: parameter * len(gaps) + int((gaps >> parameter).sum(dtype=np.int64)))
+
+
+def _write_moves(moves: kernels.Bits) -> bytes:
+    """As directions and exceptions, or where these are many, as byte planes if that is shorter."""
+    directions = b"\0" + _write_directions(moves)
+    if np.count_nonzero(moves > _UP) * 4 < len(moves):
+        return directions
+    return min(directions, b"\1" + _write_planes(moves), key=len)
 
 
 def _write_directions(moves: kernels.Bits) -> bytes:

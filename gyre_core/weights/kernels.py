@@ -114,21 +114,27 @@ def write_rice(gaps: Bits, parameter: int, quotients: Bits, remainders: Bits) ->
 
     Both are bit streams, lowest bit first, into arrays of zeros that are long enough.
     """
-    place, rest = 0, 0
+    mask = (1 << parameter) - 1
+    place, held, bits, at = 0, 0, 0, 0  # Fewer than eight bits are held back until their byte is full.
     for gap in gaps:
         place += np.int64(gap) >> parameter
         quotients[place >> 3] |= np.uint8(1 << (place & 7))
         place += 1
-        for bit in range(parameter):
-            if (np.int64(gap) >> bit) & 1:
-                remainders[rest >> 3] |= np.uint8(1 << (rest & 7))
-            rest += 1
+        held |= (np.int64(gap) & mask) << bits
+        bits += parameter
+        while bits >= 8:
+            remainders[at] = np.uint8(held & 255)
+            held, bits, at = held >> 8, bits - 8, at + 1
+    if bits:
+        remainders[at] = np.uint8(held)
 
 
 @_compiled
 def read_rice(quotients: Bits, remainders: Bits, parameter: int, gaps: Bits) -> bool:
     """Read as many gaps as there is room for; `remainders` is long enough. False when the quotients end too early."""
-    place, rest, end = 0, 0, 8 * len(quotients)
+    mask = (1 << parameter) - 1
+    place, end = 0, 8 * len(quotients)
+    held, bits, at = 0, 0, 0
     for index in range(len(gaps)):
         quotient = 0
         while place < end and not (quotients[place >> 3] >> (place & 7)) & 1:
@@ -137,9 +143,9 @@ def read_rice(quotients: Bits, remainders: Bits, parameter: int, gaps: Bits) -> 
         if place >= end:
             return False
         place += 1
-        value = quotient << parameter
-        for bit in range(parameter):
-            value |= np.int64((remainders[rest >> 3] >> (rest & 7)) & 1) << bit
-            rest += 1
-        gaps[index] = value
+        while bits < parameter:
+            held |= np.int64(remainders[at]) << bits
+            bits, at = bits + 8, at + 1
+        gaps[index] = (quotient << parameter) | (held & mask)
+        held, bits = held >> parameter, bits - parameter
     return True
