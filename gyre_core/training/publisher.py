@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gyre_core.cluster.epochs import require_current
+from gyre_core.cluster.waiting import Awaited, wait_for_work
 from gyre_core.types import PolicyVersion
 from gyre_core.weights.flat import FlatWeights
 
@@ -55,15 +56,20 @@ class Publisher:
     async def settled(self) -> None:
         """Return once the version that was begun is published.
 
-        Raises what its publication raised, and begins another attempt when the last one has failed already.
+        Raises what its publication raised, and begins another attempt when the last one has failed already; and
+        WaitExpiredError after `rollout.timeout`.
         """
         publication = self._pending
         if publication is None:
             return
         if self._attempt is None or self._attempt.done():
             self._attempt = self._try(publication)
-        # Whoever waits may be cancelled; the attempt goes on.
-        await asyncio.shield(asyncio.wrap_future(self._attempt))
+        await wait_for_work(
+            f"policy version {publication.version} to be published (rollout.timeout)",
+            _end_of(self._attempt),
+            whom=lambda: [Awaited(self._run.storage.url)],
+            deadline=self._run.config.rollout.timeout,
+        )
 
     def close(self) -> None:
         """Wait for the attempt that is under way."""
@@ -83,3 +89,8 @@ class Publisher:
             logger.warning("policy version %s is not published yet: %s", publication.version, error)
             raise
         self._pending = None
+
+
+async def _end_of(attempt: Future[None]) -> None:
+    """Whoever waits may be cancelled; the attempt goes on."""
+    await asyncio.shield(asyncio.wrap_future(attempt))

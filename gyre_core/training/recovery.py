@@ -102,16 +102,14 @@ def restore(run: TrainingRun, checkpoint: Checkpoint, source: Callable[[], Repea
     Raises CorruptCheckpointError when the learner cannot be brought to it.
     """
     learner = run.saver.learner_state(checkpoint)
-    run.learner.load_state(learner.tensors, learner.counters)
+    repeater = Repeater(run.learner, run.config.rollout.max_lag == 0, run.credit.smallest_group)
+    if source is not None and learner.records:
+        repeater = source()
+    repeater.learner.load_state(learner.tensors, learner.counters)
     with run.recovery.timed("replay"):
-        if source is None or not learner.records:
-            own = Repeater(run.learner, run.config.rollout.max_lag == 0, run.credit.smallest_group)
-            _repeat(run, checkpoint, learner, own)
-        else:
-            repeater = source()
-            repeater.learner.load_state(learner.tensors, learner.counters)
-            _repeat(run, checkpoint, learner, repeater)
-            run.learner.load_state(*repeater.learner.state())
+        _repeat(run, checkpoint, learner, repeater)
+    if repeater.learner is not run.learner:
+        run.learner.load_state(*repeater.learner.state())
     run.recovery.steps = len(learner.records)
     run.restore(checkpoint)
     if source is None:

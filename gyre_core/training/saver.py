@@ -92,7 +92,7 @@ class Saver:
             return
         self._score, self._scored_step = reward, step
         self._better = self._best is None or reward > self._best
-        self._best = max(reward, reward if self._best is None else self._best)
+        self._best = reward if self._better else self._best
 
     @property
     def due(self) -> bool:

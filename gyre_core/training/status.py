@@ -58,10 +58,9 @@ def _describe(folder: RunFolder) -> str:
         f"run     {folder.key}",
         f"folder  {folder.path}",
         f"status  {status}",
+        *(["        a platform starts its own runs again; any other goes on with --resume"] * (status == "crashed")),
         f"steps   {last.step if last else 0} of {folder.config().experiment.steps}",
     ]
-    if status == "crashed":
-        lines.insert(3, "        a platform starts its own runs again by itself; any other goes on with --resume")
     lines += [f"        {name} {last.metrics[name]:.4g}" for name in _SHOWN if last and name in last.metrics]
     evaluation = cast(dict[str, dict[str, Any] | None], summary.get("evaluation") or {})
     for label, result in evaluation.items():

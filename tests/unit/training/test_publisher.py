@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from training_configs import tiny_config
 
+from gyre_core.cluster.waiting import WaitExpiredError
 from gyre_core.training import stages
 from gyre_core.training.build import open_run
 
@@ -103,6 +104,21 @@ async def test_who_waits_for_a_failed_publication_tries_it_again(tmp_path):
         await stages.rollout(run, 2)
         assert run.chain.exists(run.version)
         assert not run.publisher.busy
+
+
+async def test_a_wait_for_a_publication_ends_and_names_the_storage(tmp_path):
+    async with opened(tmp_path) as run:
+        publications = Publications(run)
+        await stages.rollout(run, 1)
+        await train(run, 1)
+        usual = run.config
+        run.config = usual.model_copy(update={"rollout": usual.rollout.model_copy(update={"timeout": 0.2})})
+        with pytest.raises(WaitExpiredError, match=f"policy version {run.version} .*{run.storage.url}"):
+            await run.publisher.settled()
+        run.config = usual
+        publications.free.set()
+        await run.publisher.settled()
+        assert run.chain.exists(run.version)
 
 
 async def test_a_cancelled_wait_leaves_the_publication_alone(tmp_path):
