@@ -29,7 +29,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from faults.points import OPENING, POINTS, RANDOM, RECOVERING
-from faults.processes import CONFIGURATIONS, Kill, run_process
+from faults.processes import CONFIGURATIONS, Fault, run_process
 
 ROUNDS = 12
 """How often a point is tried anew that a run did not come to."""
@@ -65,7 +65,7 @@ def measure(configuration: str) -> Undisturbed:
     assert golden.outcome is not None and golden.counts is not None, golden.error
     with tempfile.TemporaryDirectory() as folder:
         half = golden.counts[BETWEEN] // 2 + 1
-        assert run_process(configuration, Path(folder), Kill(BETWEEN, half)).killed
+        assert run_process(configuration, Path(folder), Fault(BETWEEN, half)).struck
         resumed = run_process(configuration, Path(folder), None)
     assert resumed.counts is not None, resumed.error
     calls = {**golden.counts, RECOVERING: resumed.counts[RECOVERING]}
@@ -75,19 +75,19 @@ def measure(configuration: str) -> Undisturbed:
     return Undisturbed(golden.outcome, calls, resumed.seconds)
 
 
-def tell_story(configuration: str, kills: Sequence[Kill], undisturbed: Undisturbed) -> Story:
+def tell_story(configuration: str, kills: Sequence[Fault], undisturbed: Undisturbed) -> Story:
     """Begin a run, kill it as planned, resume it to its end, and compare."""
     story = Story(configuration)
     with tempfile.TemporaryDirectory() as folder:
         for kill in (*kills, None):
             end = run_process(configuration, Path(folder), kill)
-            if kill is not None and end.killed is None:
+            if kill is not None and end.struck is None:
                 story.missed.append(kill.point)
-            elif kill is not None and end.killed is not None:
-                story.kills.append((kill.point, end.killed))
+            elif kill is not None and end.struck is not None:
+                story.kills.append((kill.point, end.struck))
             if end.error is not None:
                 story.problems.append(end.error)
-            if end.killed is None:
+            if end.struck is None:
                 break
         # Who came to its end earlier than planned does not come to what was still to follow.
         story.missed += [kill.point for kill in kills[len(story.kills) + len(story.missed) :]]
@@ -103,9 +103,9 @@ def tell_story(configuration: str, kills: Sequence[Kill], undisturbed: Undisturb
 
 def plan(
     wanted: Sequence[tuple[str, str]], undisturbed: Mapping[str, Undisturbed], rng: random.Random
-) -> list[tuple[str, list[Kill]]]:
+) -> list[tuple[str, list[Fault]]]:
     """Runs with one to `MOST_KILLS` kills each that hold all (configuration, point) that are wanted."""
-    runs: list[tuple[str, list[Kill]]] = []
+    runs: list[tuple[str, list[Fault]]] = []
     for configuration, known in undisturbed.items():
         points = [point for name, point in wanted if name == configuration]
         rng.shuffle(points)
@@ -120,12 +120,12 @@ def plan(
     return runs
 
 
-def _kill(point: str, known: Undisturbed, kills: int, rng: random.Random) -> Kill:
+def _kill(point: str, known: Undisturbed, kills: int, rng: random.Random) -> Fault:
     """A kill at some call of a point, early enough that a run comes to all of its kills for the most part."""
     if point == RANDOM:
-        return Kill(point, seconds=rng.uniform(0.0, known.seconds))
+        return Fault(point, seconds=rng.uniform(0.0, known.seconds))
     share = 1 if point in (OPENING, RECOVERING) else kills
-    return Kill(point, call=rng.randint(1, max(1, known.calls[point] // share)))
+    return Fault(point, call=rng.randint(1, max(1, known.calls[point] // share)))
 
 
 def run_all(cells: Sequence[tuple[str, str]], seed: int, jobs: int) -> list[Story]:
@@ -154,7 +154,7 @@ def run_all(cells: Sequence[tuple[str, str]], seed: int, jobs: int) -> list[Stor
 
 
 def main() -> None:
-    """Kill, compare and print; exits with 1 when a run ended otherwise."""
+    """Fault, compare and print; exits with 1 when a run ended otherwise."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200, help="at the least, and one of each kind")
     parser.add_argument("--seed", type=int, default=1)

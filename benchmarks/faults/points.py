@@ -1,4 +1,4 @@
-"""The points at which a run is killed: events of the real functions, told apart by patterns.
+"""The points at which a run is killed or frozen: events of the real functions, told apart by patterns.
 
 A tap wraps storage, engine, learner, optimiser and metrics of its own process. Whatever they do becomes an event, such
 as `running after create data/claims/00000001-0000.1`: the phase (`opening` a new run, `recovering`, `running`), the
@@ -18,8 +18,9 @@ import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -74,25 +75,29 @@ POINTS = (
 """Beside them a run is killed at a random time."""
 
 
-class Tap:
-    """Sees the events of this process, and kills it at the `call`-th (from 1) that the point `name` matches."""
+class _ThawedError(Exception):
+    """A process that was frozen in the middle of a write goes on, and writes anew."""
 
-    def __init__(self, phase: str, name: str | None, call: int, told: Path) -> None:
-        """`told` is the file that says at which event the process was killed."""
+
+class Tap:
+    """Sees the events of this process, and strikes it at the `call`-th (from 1) that the point `name` matches."""
+
+    def __init__(self, phase: str, name: str | None, call: int, told: Path, fault: signal.Signals) -> None:
+        """`told` is the file that says at which event the process was struck, by SIGKILL or SIGSTOP."""
         self.phase = phase
         self.counts: Counter[str] = Counter()
         """Events of each point so far."""
-        self._name, self._call, self._told = name, call, told
+        self._name, self._call, self._told, self._fault = name, call, told, fault
         self._lock = threading.Lock()
         self._thread = threading.local()
 
     def reach(self, event: str) -> None:
-        """Tell an event, and die if it is the one."""
+        """Tell an event, and be struck if it is the one."""
         if self.due(event):
-            self.die()
+            self.strike()
 
     def due(self, event: str) -> bool:
-        """Tell an event; whether it is the one at which the process is to die."""
+        """Tell an event; whether it is the one at which the process is to be struck."""
         rebase = "rebase " if getattr(self._thread, "rebase", False) else ""
         whole = f"{self.phase} {rebase}{event}"
         with self._lock:
@@ -112,10 +117,9 @@ class Tap:
         finally:
             self._thread.rebase = False
 
-    def die(self) -> NoReturn:
-        """End this process as `kill -9` does."""
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("a killed process goes on")
+    def strike(self) -> None:
+        """End this process as `kill -9` does, or freeze it; it goes on here when it is thawed."""
+        os.kill(os.getpid(), self._fault)
 
     def install(self) -> None:
         """Wrap the real functions, for the rest of this process."""
@@ -137,9 +141,14 @@ def _tap_writes(tap: Tap) -> None:
         def write_half(path: Path) -> None:
             write(path)
             os.truncate(path, path.stat().st_size // 2)
-            tap.die()
+            tap.strike()
+            raise _ThawedError
 
         return write_half
+
+    def leave_half(storage: LocalStorage, name: str, write: WriteFile) -> None:
+        with contextlib.suppress(_ThawedError):
+            real_create_file(storage, name, halved(write))
 
     def writing(operation: str) -> Callable[[LocalStorage, str, bytes], None]:
         real = getattr(LocalStorage, operation)
@@ -148,7 +157,7 @@ def _tap_writes(tap: Tap) -> None:
             event = f"{operation} {_place(storage, name)}"
             tap.reach(f"before {event}")
             if tap.due(f"half {event}"):
-                real_create_file(storage, name, halved(lambda path: path.write_bytes(data)))
+                leave_half(storage, name, lambda path: path.write_bytes(data))
             real(storage, name, data)
             tap.reach(f"after {event}")
 
@@ -157,17 +166,20 @@ def _tap_writes(tap: Tap) -> None:
     def create_file(storage: LocalStorage, name: str, write: WriteFile) -> int:
         event = f"create_file {_place(storage, name)}"
         tap.reach(f"before {event}")
-        size = real_create_file(storage, name, halved(write) if tap.due(f"half {event}") else write)
+        if tap.due(f"half {event}"):
+            leave_half(storage, name, write)
+        size = real_create_file(storage, name, write)
         tap.reach(f"after {event}")
         return size
 
     real_append = metrics._append
 
-    def append(path: Path, data: bytes) -> None:
+    def append(file: FileIO, path: Path, data: bytes) -> None:
         if tap.due("half append"):
-            real_append(path, data[: len(data) // 2])
-            tap.die()
-        real_append(path, data)
+            real_append(file, path, data[: len(data) // 2])
+            tap.strike()
+            data = data[len(data) // 2 :]
+        real_append(file, path, data)
 
     LocalStorage.create, LocalStorage.replace = writing("create"), writing("replace")
     LocalStorage.create_file, metrics._append = create_file, append
@@ -195,7 +207,7 @@ def _tap_reads_and_deletes(tap: Tap) -> None:
             entries = sorted(path.iterdir())
             for entry in entries[: len(entries) // 2]:
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-            tap.die()
+            tap.strike()
         real_delete_folder(storage, folder)
         tap.reach(f"after {event}")
 

@@ -1,4 +1,4 @@
-"""Tiny runs in processes of their own that are killed, and what a run has come to.
+"""Tiny runs in processes of their own that are killed or frozen, and what a run has come to.
 
 Processes are forked from this one, which has imported everything, so that each takes about a second.
 """
@@ -11,15 +11,16 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pandas  # noqa: F401 - pyarrow imports it when first asked for a table, in each process anew
 import xxhash
 from faults.points import Tap
 
+from gyre_core.cluster.requests import POOL
 from gyre_core.config import GyreConfig
 from gyre_core.experience.consumption import read_consumption, records_table
 from gyre_core.learner.repeatability import state_digest
@@ -27,7 +28,8 @@ from gyre_core.monitor.metrics import read_metrics
 from gyre_core.monitor.names import UNREPEATABLE
 from gyre_core.training.build import open_run
 from gyre_core.training.checkpoints import open_checkpoints
-from gyre_core.training.resume import NEW, RESUME
+from gyre_core.training.resume import NEW, RESUME, Origin
+from gyre_core.training.run import TrainingRun
 from gyre_core.training.run_folder import RunFolder, RunFolderError, run_storage
 from gyre_core.training.saver import RANDOM
 from gyre_core.training.stages import take_step
@@ -38,6 +40,8 @@ from gyre_core.weights.chain import VersionChain
 STEPS, NAME = 5, "killed"
 DEADLINE = 120.0
 """Seconds after which a process has hung."""
+STOPPED = 256
+"""Instead of an exit code: a process that stands still."""
 UNREPEATABLE_COLUMNS = ("segment", "segment_bytes", "version_epoch")
 """Of the pool's index: numbers that a restored pool gives anew, sizes that depend on the clock, and which process
 published a version."""
@@ -58,20 +62,23 @@ with a warm store and with policy versions as differences."""
 
 
 @dataclass(frozen=True)
-class Kill:
-    """At which call of which point, or after how many seconds, a process is killed."""
+class Fault:
+    """At which call of which point, or after how many seconds, a process is killed; or frozen at a call."""
 
     point: str
     call: int = 0
     seconds: float | None = None
+    freeze: bool = False
 
 
 @dataclass(frozen=True)
 class End:
-    """How a process ended: killed at an event, or by itself with the calls of each point and what the run came to."""
+    """How a process ended: struck at an event, or by itself with the calls of each point and what the run came to."""
 
     seconds: float
-    killed: str | None = None
+    struck: str | None = None
+    frozen: int | None = None
+    """The id of the process that stands still there."""
     counts: Mapping[str, int] | None = None
     outcome: Mapping[str, str] | None = None
     error: str | None = None
@@ -99,52 +106,35 @@ def tiny_config(name: str, output: Path) -> GyreConfig:
     )
 
 
-def run_process(configuration: str, folder: Path, kill: Kill | None) -> End:
-    """Begin the run in `folder`, or go on with it, in a process that is killed as told, if it is."""
-    told, result, log = folder / "killed", folder / "result.json", folder / "log"
-    for file in (told, result):
-        file.unlink(missing_ok=True)
-    started = time.monotonic()
+def run_process(configuration: str, folder: Path, fault: Fault | None) -> End:
+    """Begin the run in `folder`, or go on with it, in a process that is struck as told, if it is."""
+    child = _fork(folder, lambda: _train(configuration, folder, fault))
+    return _end_of(child, folder, DEADLINE if fault is None or fault.seconds is None else fault.seconds)
+
+
+def thaw(child: int, folder: Path) -> End:
+    """Let a process that was frozen come to its end."""
+    os.kill(child, signal.SIGCONT)
+    return _end_of(child, folder, DEADLINE)
+
+
+def look(configuration: str, folder: Path) -> End:
+    """What the run in `folder` has come to, though no process goes on with it."""
+    child = _fork(folder, lambda: {"outcome": outcome(tiny_config(configuration, folder / "runs"))})
+    return _end_of(child, folder, DEADLINE)
+
+
+def _fork(folder: Path, work: Callable[[], Mapping[str, Any]]) -> int:
+    """A process that does the work and leaves what it returns in `folder`; its id."""
     child = os.fork()
-    if child == 0:
-        _train_and_exit(configuration, folder, kill)
-    deadline = DEADLINE if kill is None or kill.seconds is None else kill.seconds
-    status = _wait(child, started + deadline)
-    seconds = time.monotonic() - started
-    if status == -signal.SIGKILL and told.exists():
-        return End(seconds, killed=told.read_text())
-    if status == -signal.SIGKILL and deadline < DEADLINE:
-        return End(seconds, killed=f"{seconds:.2f} s after its start")
-    if status != 0:
-        return End(seconds, error=f"a process ended with {status}:\n{log.read_text()[-3000:]}")
-    return End(seconds, **json.loads(result.read_text()))
-
-
-def _wait(child: int, deadline: float) -> int:
-    """The exit code of a process that is killed at the deadline."""
-    while True:
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() >= deadline:
-            os.kill(child, signal.SIGKILL)
-            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        time.sleep(0.005)
-
-
-def _train_and_exit(configuration: str, folder: Path, kill: Kill | None) -> NoReturn:
-    """The whole life of a forked process."""
+    if child:
+        return child
     code = 1
-    with (folder / "log").open("ab", buffering=0) as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
     try:
-        chain.LEAST_DELTA_BYTES = chain.LEAST_DELTA_BYTES if configuration == "full" else 0
-        chain.LONGEST_CHAIN = LONGEST_CHAIN
-        config = tiny_config(configuration, folder / "runs")
-        counts = asyncio.run(_train(config, kill, folder / "killed"))
-        result = {"counts": counts, "outcome": outcome(config)}
-        (folder / "result.json").write_text(json.dumps(result))
+        with _log(folder, os.getpid()).open("ab", buffering=0) as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        _result(folder, os.getpid()).write_text(json.dumps(work()))
         code = 0
     except BaseException:  # noqa: BLE001 - this process has nobody above it to tell
         traceback.print_exc()
@@ -152,19 +142,80 @@ def _train_and_exit(configuration: str, folder: Path, kill: Kill | None) -> NoRe
         os._exit(code)
 
 
-async def _train(config: GyreConfig, kill: Kill | None, told: Path) -> dict[str, int]:
-    """Take the steps that are left; returns how often each point was reached."""
+def _result(folder: Path, child: int) -> Path:
+    return folder / f"{child}.result"
+
+
+def _struck(folder: Path, child: int) -> Path:
+    return folder / f"{child}.struck"
+
+
+def _log(folder: Path, child: int) -> Path:
+    return folder / f"{child}.log"
+
+
+def _end_of(child: int, folder: Path, deadline: float) -> End:
+    struck = _struck(folder, child)
+    started = time.monotonic()
+    status = _wait(child, started + deadline)
+    seconds = time.monotonic() - started
+    if status in (-signal.SIGKILL, STOPPED) and struck.exists():
+        return End(seconds, struck=struck.read_text(), frozen=child if status == STOPPED else None)
+    if status == -signal.SIGKILL and deadline < DEADLINE:
+        return End(seconds, struck=f"{seconds:.2f} s after its start")
+    if status != 0:
+        return End(seconds, error=f"a process ended with {status}:\n{_log(folder, child).read_text()[-3000:]}")
+    return End(seconds, **json.loads(_result(folder, child).read_text()))
+
+
+def _wait(child: int, deadline: float) -> int:
+    """The exit code of a process that is killed at the deadline, or STOPPED."""
+    while True:
+        found, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
+        if found:
+            return STOPPED if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= deadline:
+            os.kill(child, signal.SIGKILL)
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        time.sleep(0.005)
+
+
+def _train(configuration: str, folder: Path, fault: Fault | None) -> dict[str, Any]:
+    """Take the steps that are left; returns how often each point was reached, and what the run has come to."""
+    chain.LEAST_DELTA_BYTES = chain.LEAST_DELTA_BYTES if configuration == "full" else 0
+    chain.LONGEST_CHAIN = LONGEST_CHAIN
+    config = tiny_config(configuration, folder / "runs")
     begun = _find(config) is not None
-    point = None if kill is None or kill.seconds is not None else kill.point
-    tap = Tap("recovering" if begun else "opening", point, kill.call if kill else 0, told)
+    point = None if fault is None or fault.seconds is not None else fault.point
+    strike = signal.SIGSTOP if fault and fault.freeze else signal.SIGKILL
+    told = _struck(folder, os.getpid())
+    tap = Tap("recovering" if begun else "opening", point, fault.call if fault else 0, told, strike)
     tap.install()
-    run = await open_run(config, origin=RESUME if begun else NEW)
+    asyncio.run(_take_steps(config, RESUME if begun else NEW, tap))
+    return {"counts": dict(tap.counts), "outcome": outcome(config)}
+
+
+async def _take_steps(config: GyreConfig, origin: Origin, tap: Tap) -> None:
+    run = await open_run(config, origin=origin)
     tap.phase = "running"
     for step in range(run.step + 1, STEPS + 1):
-        await take_step(run, step)
+        await _take_step(run, step)
     await run.save()
     await run.close()
-    return dict(tap.counts)
+
+
+async def _take_step(run: TrainingRun, step: int) -> None:
+    """Take a step, with the tries that the flow gives it."""
+    retries = run.config.experiment.step_retries
+    for last in [False] * retries + [True]:
+        try:
+            with run.recording_fatal_errors():
+                await take_step(run, step)
+                return
+        except Exception:
+            traceback.print_exc()
+            if last:
+                raise
 
 
 def _find(config: GyreConfig) -> RunFolder | None:
@@ -198,6 +249,7 @@ def outcome(config: GyreConfig) -> dict[str, str]:
         "policy": f"{version.number} {VersionChain(storage).manifest(version).digest}",
         "samples": f"{checkpoint.state['samples_seen']} {checkpoint.state['tokens_seen']}",
         "stores": str([*store.problems(checkpoint.name).values()]),
+        "segments": str(set(checkpoint.segments) - set(storage.list(POOL))),
     }
     for step in range(1, STEPS + 1):
         records = (read_consumption(storage, epoch, step) for epoch in range(checkpoint.epoch, 0, -1))

@@ -94,6 +94,8 @@ class CheckpointStore:
         self.exact_from: int | None = None
         """The step of the oldest checkpoint from which a run goes on exactly, for whose sake the pool keeps segments,
         as the last `retain` found it. Those that are kept for their score or their step alone do not count."""
+        self.require_owned: Callable[[], None] = lambda: None
+        """Raises when another process owns the run by now: what that one needs is not this one's to judge."""
 
     def save(self, checkpoint: Checkpoint, created_at: float) -> CheckpointManifest:
         """Commit a checkpoint, then drop those that need not stay; returns its manifest.
@@ -279,8 +281,13 @@ class CheckpointStore:
         return [manifest for manifest in found if manifest.base is None or manifest.base in names]
 
     def retain(self) -> None:
-        """Delete what need not stay and is older than all of the newest, unfinished ones too."""
+        """Delete what need not stay and is older than all of the newest, unfinished ones too.
+
+        Raises what `require_owned` does, with nothing deleted.
+        """
         manifests = self._whole()
+        # In this order: who takes over after this check goes on from one of these, and from none that goes.
+        self.require_owned()
         retention = replace(self._retention, keep=1) if self.sparing else self._retention
         kept, oldest, recent = retention.kept(manifests), retention.oldest(manifests), retention.recent(manifests)
         self.exact_from = min((manifest.step for manifest in manifests if manifest.name in recent), default=None)

@@ -15,7 +15,7 @@ import contextvars
 import logging
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from gyre_core.checkpoint.manifest import CheckpointManifest, checkpoint_order
@@ -48,6 +48,8 @@ class WarmCopy:
         self._closed = self._failing = False
         self._errors = 0
         self._thread: threading.Thread | None = None
+        self.require_owned: Callable[[], None] = lambda: None
+        """Raises when another process owns the run by now, whose follower copies what this one would drop."""
 
     def committed(self, name: str) -> None:
         """Have the follower look, as the primary store has a new checkpoint."""
@@ -102,7 +104,8 @@ class WarmCopy:
 
     def _look(self) -> None:
         try:
-            self._copied = max(self._copied, copy_missing(self._primary, self._warm, self._data))
+            copied = copy_missing(self._primary, self._warm, self._data, self.require_owned)
+            self._copied = max(self._copied, copied)
             self._failing = False
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on without the copy
             self._errors += 1
@@ -111,10 +114,13 @@ class WarmCopy:
             self._failing = True
 
 
-def copy_missing(primary: Storage, warm: Storage, data: Storage) -> tuple[int, int]:
+def copy_missing(
+    primary: Storage, warm: Storage, data: Storage, require_owned: Callable[[], None] = lambda: None
+) -> tuple[int, int]:
     """Bring the warm store to what the primary holds; returns (epoch, step) of the newest checkpoint that both have.
 
-    Raises OSError when either does not do as it should. A checkpoint that is damaged in the primary is left alone.
+    Raises OSError when either does not do as it should, and what `require_owned` raises, with nothing dropped. A
+    checkpoint that is damaged in the primary is left alone.
     """
     manifests = {manifest.name: manifest for manifest in whole_manifests(primary)}
     there = {manifest.name for manifest in whole_manifests(warm)}
@@ -123,7 +129,7 @@ def copy_missing(primary: Storage, warm: Storage, data: Storage) -> tuple[int, i
             if manifest and manifest.name not in there and _copy_checkpoint(primary, warm, data, manifest):
                 there.add(manifest.name)
     if manifests:  # A primary that was lost takes nothing with it.
-        _drop(warm, list(manifests.values()))
+        _drop(warm, list(manifests.values()), require_owned)
     return max((checkpoint_order(name) for name in manifests if name in there), default=(0, 0))
 
 
@@ -165,13 +171,16 @@ def _copy_objects(primary: Storage, warm: Storage, data: Storage, manifest: Chec
     return has_all_bytes(warm, manifest)
 
 
-def _drop(warm: Storage, manifests: list[CheckpointManifest]) -> None:
+def _drop(warm: Storage, manifests: list[CheckpointManifest], require_owned: Callable[[], None]) -> None:
     """Remove what the primary no longer holds from the warm store, what is newer than all of that excepted."""
     kept, newest = {manifest.name for manifest in manifests}, checkpoint_order(manifests[-1].name)
-    for name in begun_checkpoints(warm):
-        if name not in kept and checkpoint_order(name) < newest:
-            delete_checkpoint(warm, name)
-    needed = {name for manifest in whole_manifests(warm) for name in manifest.segments}
-    for name in warm.list(POOL):
+    dropped = [name for name in begun_checkpoints(warm) if name not in kept and checkpoint_order(name) < newest]
+    segments = warm.list(POOL)
+    needed = {name for manifest in whole_manifests(warm) if manifest.name not in dropped for name in manifest.segments}
+    # In this order: what another owner copies after this check is in none of these lists.
+    require_owned()
+    for name in dropped:
+        delete_checkpoint(warm, name)
+    for name in segments:
         if name not in needed:
             warm.delete(name)

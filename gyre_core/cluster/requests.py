@@ -42,6 +42,20 @@ def announce(storage: Storage, request: RolloutRequest, attempt: int) -> None:
     storage.create(_name(request.request_id, attempt), encode_request(request))
 
 
+def announce_next(storage: Storage, request: RolloutRequest, attempt: int) -> int:
+    """Publish the request as this attempt, or as the first one after it that nobody has announced otherwise.
+
+    An owner that was frozen announces its own while it does not know yet that it is none any more. Returns the attempt.
+    """
+    while True:
+        try:
+            announce(storage, request, attempt)
+        except FileExistsError:
+            attempt += 1
+        else:
+            return attempt
+
+
 def read_request(storage: Storage, request_id: str, attempt: int) -> RolloutRequest:
     """The announced attempt; raises FileNotFoundError, and ValueError for an object that is not this request."""
     name = _name(request_id, attempt)

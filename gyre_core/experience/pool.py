@@ -29,6 +29,7 @@ from gyre_core.experience.index import GroupIndex, GroupState, prompt_key
 from gyre_core.experience.ledger import AdmissionLedger
 from gyre_core.experience.priority import effective_sampling_rate, importance_weights, mean_deviations, signals
 from gyre_core.experience.segments import (
+    ABANDONED_BRANCH,
     CommittedSegment,
     CorruptSegmentError,
     delete_segment,
@@ -80,12 +81,15 @@ class Pool:
         *,
         skip_dead_groups: bool,
         committed: CommittedSegment | None = None,
+        made_by: PolicyVersion | None = None,
     ) -> Admission:
         """Take in the request's segment at `step`, once; asked again, returns the same Admission.
 
-        `committed` is the segment as this process wrote it, if it did. A group of several rows whose advantages are all
-        equal is dead; with `skip_dead_groups` it is never drawn. Groups beyond `buffer_size` samples leave, oldest
-        first. Raises FileNotFoundError when there is no segment; after any error the call may be repeated.
+        `committed` is the segment as this process wrote it, if it did. `made_by`, where given, is the only policy
+        version whose samples can be trained on, and a segment of another one is put aside. A group of several rows
+        whose advantages are all equal is dead; with `skip_dead_groups` it is never drawn. Groups beyond `buffer_size`
+        samples leave, oldest first. Raises FileNotFoundError when there is no segment, and SupersededError when it is
+        another owner's; after any error the call may be repeated.
         """
         if request_id in self._admissions:
             return self._admissions[request_id]
@@ -97,6 +101,12 @@ class Pool:
             quarantine(self._storage, error.name, error.reason)
             self._quarantined += 1
             return Admission(request_id, step, "corrupt", reason=str(error))
+        if made_by is not None and any(group.version != made_by for group in generated):
+            # By whoever was frozen, for an earlier owner; or for the present one, when this one is that.
+            name = segment_name(self._storage, request_id)
+            require_current(self._storage, self._epoch)
+            quarantine(self._storage, name, ABANDONED_BRANCH)
+            return Admission(request_id, step, "corrupt", reason=f"{name} was {ABANDONED_BRANCH}")
         cleaned = clean(generated, self._smallest_group)
         groups = [
             training_group(group, values)

@@ -25,6 +25,10 @@ class CorruptSegmentError(CorruptObjectError):
     """A segment is damaged, of another format, or another request's."""
 
 
+ABANDONED_BRANCH = "made on an abandoned branch"
+"""Why a segment is put aside whose policy version another owner of the run had published."""
+
+
 @dataclass(frozen=True, slots=True)
 class CommittedSegment:
     """A segment that this process wrote: what it says, so that it need not be decoded here, and what it is.

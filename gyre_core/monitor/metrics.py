@@ -3,6 +3,9 @@
 A line of `metrics.jsonl` is one flat JSON object: `step`, `time` (seconds since 1970) and the step's metrics by
 their names. A line counts once its newline is there. A process that is killed leaves at most a torn last line, which
 readers pass over and the next writer removes; against a machine that fails, lines are safe once `sync` returns.
+
+A writer begins by putting a copy of the file in its place, and holds it open. So a process that was frozen, and wakes
+up while another one owns the run, adds its line to a file that nobody sees.
 """
 
 from __future__ import annotations
@@ -12,14 +15,16 @@ import json
 import logging
 import math
 import os
+import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from gyre_core.monitor.names import find_metric
-from gyre_core.storage import open_storage, telling_out_of_space
+from gyre_core.storage import telling_out_of_space
 
 logger = logging.getLogger(__name__)
 
@@ -39,18 +44,24 @@ class StepMetrics:
     metrics: Mapping[str, float]
 
 
+def _by_nobody_else() -> None:
+    pass
+
+
 class MetricsWriter:
     """Appends the metrics of a run's steps to `folder`/metrics.jsonl and to TensorBoard.
 
     Opening an existing folder goes on after its last whole line. A resumed run calls `truncate_after` with the step
-    of its checkpoint first.
+    of its checkpoint first. `require_owned` raises when another process may write there by now; it is asked when the
+    file is another one than this writer's.
     """
 
-    def __init__(self, folder: Path, *, tensorboard: bool) -> None:
+    def __init__(self, folder: Path, *, tensorboard: bool, require_owned: Callable[[], None] = _by_nobody_else) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / METRICS_FILE
-        _remove_torn_line(self._path)
+        self._require_owned = require_owned
         self._last_step = max((row.step for row in read_metrics(folder)), default=-1)
+        self._file = self._put(_whole_lines(self._path))
         self._tensorboard = _TensorBoard(folder / TENSORBOARD_FOLDER) if tensorboard else None
 
     def write(self, step: int, metrics: Mapping[str, float], now: float) -> None:
@@ -64,7 +75,7 @@ class MetricsWriter:
             find_metric(name)
         if step > self._last_step:
             row = StepMetrics(step, now, dict(metrics))
-            _append(self._path, _to_line(row))
+            _append(self._own_file(), self._path, _to_line(row))
             self._last_step = step
             known: Mapping[str, float] = {}
         else:
@@ -88,12 +99,12 @@ class MetricsWriter:
         outlive the process. Raises OutOfSpaceError."""
         if self._tensorboard is not None:
             self._tensorboard.flush()
-        if self._path.exists():
-            with telling_out_of_space(self._path), self._path.open("ab") as file:
-                os.fsync(file.fileno())
+        with telling_out_of_space(self._path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """End the TensorBoard file; metrics.jsonl needs no closing."""
+        """Close both files."""
+        self._file.close()
         if self._tensorboard is not None:
             self._tensorboard.close()
 
@@ -106,8 +117,33 @@ class MetricsWriter:
         return earlier.metrics
 
     def _replace(self, rows: Iterable[StepMetrics]) -> None:
-        data = b"".join(_to_line(row) for row in rows)
-        open_storage(self._path.parent).replace(self._path.name, data)
+        self._own_file().close()
+        self._file = self._put(b"".join(_to_line(row) for row in rows))
+
+    def _put(self, data: bytes) -> FileIO:
+        """Have the file begin anew with this; raises what `require_owned` does, with the old one in its place."""
+        new = self._path.with_name(f".{self._path.name}.{uuid.uuid4().hex}.tmp")
+        file = new.open("ab", buffering=0)
+        try:
+            with telling_out_of_space(self._path, len(data)):
+                file.write(data)
+                os.fsync(file.fileno())
+            # Not before, as a process may be frozen for long in what comes before.
+            self._require_owned()
+            new.replace(self._path)
+        except BaseException:
+            file.close()
+            new.unlink(missing_ok=True)
+            raise
+        return file
+
+    def _own_file(self) -> FileIO:
+        """The open file, when it is in its place; what somebody put there by hand takes its place."""
+        if not (self._path.exists() and os.path.samestat(self._path.stat(), os.fstat(self._file.fileno()))):
+            self._require_owned()
+            self._file.close()
+            self._file = self._path.open("ab", buffering=0)
+        return self._file
 
 
 def read_metrics(folder: Path) -> list[StepMetrics]:
@@ -145,22 +181,22 @@ def _from_line(line: bytes, path: Path, number: int) -> StepMetrics:
     return StepMetrics(step, time, metrics)
 
 
-def _append(path: Path, data: bytes) -> None:
-    """Add a line, whole or not at all; raises OutOfSpaceError."""
-    with telling_out_of_space(path, len(data)), path.open("ab", buffering=0) as file:
+def _append(file: FileIO, path: Path, data: bytes) -> None:
+    """Add a line to the file at `path`, whole or not at all; raises OutOfSpaceError."""
+    with telling_out_of_space(path, len(data)):
         end, written = file.seek(0, os.SEEK_END), 0
         try:
             while written < len(data):
                 written += file.write(data[written:])
         except OSError:
-            os.truncate(path, end)  # A line that was cut would spoil the next one.
+            file.truncate(end)  # A line that was cut would spoil the next one.
             raise
 
 
-def _remove_torn_line(path: Path) -> None:
-    if path.exists():
-        data = path.read_bytes()
-        os.truncate(path, data.rfind(b"\n") + 1)
+def _whole_lines(path: Path) -> bytes:
+    """What of the file ends with a newline."""
+    data = path.read_bytes() if path.exists() else b""
+    return data[: data.rfind(b"\n") + 1]
 
 
 class _TensorBoard:

@@ -120,7 +120,7 @@ def save_adapters(folder: Path, model: PreTrainedModel, base: str) -> None:
         for name, parameter in trainable_parameters(model).items()
     }
     with system_errors(folder):
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     settings.save_pretrained(str(folder))
 

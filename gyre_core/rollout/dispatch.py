@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from gyre_core.cluster.claims import Failure, claimant, claims, failures, read_failure
 from gyre_core.cluster.registry import Registry
-from gyre_core.cluster.requests import announce, announced
+from gyre_core.cluster.requests import announce_next, announced
 from gyre_core.cluster.waiting import Awaited
 from gyre_core.experience.segments import segment_exists, segment_ids
 from gyre_core.rewards.values import RewardError
@@ -95,8 +95,8 @@ class Dispatcher:
                     self._leases.pop(name, None)
                     self._failed.pop(name, None)
                 elif name in self._failed:
-                    announce(self._storage, request, attempts[name] + 1)
-                    self._leases[name] = _Lease(attempts[name] + 1, attempts[name] + 1)
+                    attempt = announce_next(self._storage, request, attempts[name] + 1)
+                    self._leases[name] = _Lease(attempt, attempt)
                     del self._failed[name]
                 elif name not in self._leases:
                     self._leases[name] = _Lease(attempts[name], attempts[name])
@@ -198,16 +198,6 @@ class Dispatcher:
             failure.kind,
             failure.message.partition("\n")[0],
         )
-        attempt = lease.attempt + 1
-        while not self._announce(request_id, attempt):
-            attempt += 1
+        attempt = announce_next(self._storage, self._requests[request_id], lease.attempt + 1)
         self._leases[request_id] = _Lease(attempt, lease.first)
         self.reissued += 1
-
-    def _announce(self, request_id: str, attempt: int) -> bool:
-        """Announce an attempt; False when an earlier owner, not aware yet that it is none, announced it otherwise."""
-        try:
-            announce(self._storage, self._requests[request_id], attempt)
-        except FileExistsError:
-            return False
-        return True

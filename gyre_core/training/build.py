@@ -16,7 +16,7 @@ import torch
 
 from gyre_core.checkpoint.manifest import checkpoint_order
 from gyre_core.checkpoint.store import Checkpoint
-from gyre_core.cluster.epochs import claim_epoch
+from gyre_core.cluster.epochs import claim_epoch, require_current
 from gyre_core.cluster.requests import request_step
 from gyre_core.config import GyreConfig
 from gyre_core.data.cursor import PromptCursor
@@ -24,7 +24,7 @@ from gyre_core.data.prompts import PromptSet, PromptSplits, arithmetic_rows, loa
 from gyre_core.experience.pool import Pool
 from gyre_core.learner.critic import Critic
 from gyre_core.learner.local import LocalLearner
-from gyre_core.monitor.metrics import MetricsWriter
+from gyre_core.monitor.metrics import MetricsWriter, read_metrics
 from gyre_core.monitor.timing import process_started_at
 from gyre_core.policy.lora import adapted_copy
 from gyre_core.policy.models import Policy, PolicySummary, copy_policy, find_device, inspect_policy
@@ -43,6 +43,7 @@ from gyre_core.rollout.build import (
 )
 from gyre_core.rollout.serving import Worker
 from gyre_core.rollout.shared import share
+from gyre_core.storage import Storage
 from gyre_core.training.checkpoints import make_saver, open_checkpoints
 from gyre_core.training.credit import Credit
 from gyre_core.training.evaluation import Evaluator
@@ -260,15 +261,15 @@ def _build(
     reference = make_reference(config, start)
     learner = make_learner(config, start)
     saver = make_saver(config, folder, learner, start)
-    metrics = MetricsWriter(folder.path, tensorboard=config.monitor.tensorboard)
-    # The first write to the storage, when all that may be refused was made.
-    newest = max((checkpoint_order(name)[0] for name in names), default=0)
-    folder.require_owned()
-    folder.note_begun()
-    epoch = claim_epoch(storage, f"{platform.node()}:{os.getpid()}", after=newest)
+    read_metrics(folder.path)  # Raises for lines that are none.
+    epoch = _claim(storage, folder, names)
     if origin.resumes:
+        # The owner before may have written another one until now.
+        names = _find_checkpoints(config, folder, origin.step, config.experiment.steps)
         _tell_changes("changed since the run was started", check_same_run(folder.config(), config))
         folder.update_config(config)
+    require_owned = partial(require_current, storage, epoch)
+    metrics = MetricsWriter(folder.path, tensorboard=config.monitor.tensorboard, require_owned=require_owned)
     sampling = sampling_parameters(config, samples=config.evaluation.samples_per_prompt)
     credit = Credit(config)
     run = TrainingRun(
@@ -293,9 +294,23 @@ def _build(
     if config.rollout.launcher == "pool":
         run.remote = RemoteRollout(storage, config.rollout, epoch, lambda: run.step)
         share(storage, folder.path)
-    _begin(run, names, origin, source.config() if source is not None else None, died_at)
+    try:
+        with run.recording_fatal_errors():
+            _begin(run, names, origin, source.config() if source is not None else None, died_at)
+    except BaseException:
+        metrics.close()
+        raise
     run.register()
     return run
+
+
+def _claim(storage: Storage, folder: RunFolder, names: Sequence[str]) -> int:
+    """The first write to the run's storage, when all that may be refused was made: take an epoch beyond those of these
+    checkpoints."""
+    newest = max((checkpoint_order(name)[0] for name in names), default=0)
+    folder.require_owned()
+    folder.note_begun()
+    return claim_epoch(storage, f"{platform.node()}:{os.getpid()}", after=newest)
 
 
 def _repeater(source: GyreConfig, run: TrainingRun) -> Repeater:

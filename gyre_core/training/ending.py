@@ -15,16 +15,18 @@ Status = Literal["running", "completed", "stopped", "interrupted", "failed"]
 
 
 def write_run_summary(run: TrainingRun, status: Status, error: BaseException | None = None) -> None:
-    """Write `summary.json` as the run stands, with the error that ended it."""
+    """Write `summary.json` as the run stands, with the error that ended it; raises SupersededError."""
     summary = build_summary(status, read_metrics(run.folder.path), run.step, run.alarms.raised)
     summary |= {"run": run.key, "total_steps": run.config.experiment.steps, "version": str(run.version)}
     if error is not None:
         summary["error"] = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    run.require_owned()
     write_summary(run.folder.path, summary)
 
 
 async def export_policy(run: TrainingRun) -> None:
-    """Write the policy as the last step left it to `export/` in the run folder."""
+    """Write the policy as the last step left it to `export/` in the run folder; raises SupersededError."""
+    await asyncio.to_thread(run.require_owned)
     weights = await asyncio.to_thread(run.chain.load, run.version)
     policy = copy_policy(run.policy, next(iter(weights.values())).dtype)
     copy_weights(policy.model, weights)

@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gyre_core.cluster.epochs import require_current
 from gyre_core.cluster.waiting import Awaited, wait_for_work
 from gyre_core.types import PolicyVersion
 from gyre_core.weights.flat import FlatWeights
@@ -82,7 +81,7 @@ class Publisher:
     def _publish(self, publication: _Publication) -> None:
         run = self._run
         try:
-            require_current(run.storage, run.epoch)
+            run.require_owned()
             run.chain.publish(publication.version, publication.parent, publication.weights)
             run.chain.retain(run.guard.versions_kept)
         except Exception as error:

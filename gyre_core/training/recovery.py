@@ -200,3 +200,4 @@ def _copy_metrics(source: Path, target: Path) -> None:
     for row in read_metrics(source):
         metrics = {name: value for name, value in row.metrics.items() if not name.startswith(PREFIX)}
         writer.write(row.step, metrics, row.time)
+    writer.close()

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from gyre_core.cluster.epochs import require_current
-from gyre_core.cluster.requests import announce, announced, read_request, request_name
+from gyre_core.cluster.requests import announce_next, announced, read_request, request_name
 from gyre_core.experience.cleaning import clean
 from gyre_core.experience.segments import (
+    ABANDONED_BRANCH,
     CorruptSegmentError,
     quarantine,
     read_segment,
@@ -62,8 +62,9 @@ def announce_requests(run: TrainingRun, wanted: Sequence[RolloutRequest]) -> tup
     """The requests as they are answered: announced unless they are already.
 
     A request of an earlier epoch is announced anew, and its segment put aside: its policy version may have been
-    published after the checkpoint that this epoch began from, on a branch that was abandoned.
+    published after the checkpoint that this epoch began from, on a branch that was abandoned. Raises SupersededError.
     """
+    run.require_owned()
     requests: list[RolloutRequest] = []
     again = 0
     attempts = announced(run.storage)
@@ -75,9 +76,9 @@ def announce_requests(run: TrainingRun, wanted: Sequence[RolloutRequest]) -> tup
                 again += 1
                 # The name comes before the check, so that a superseded owner cannot hit its successor's segment.
                 name = segment_name(run.storage, planned.request_id)
-                require_current(run.storage, run.epoch)
-                quarantine(run.storage, name, "made on an abandoned branch")
-            announce(run.storage, planned, attempt + 1)
+                run.require_owned()
+                quarantine(run.storage, name, ABANDONED_BRANCH)
+            announce_next(run.storage, planned, attempt + 1)
             found = planned
         requests.append(found)
     if again:

@@ -142,6 +142,7 @@ class TrainingRun:
         self._saved_step: int | None = None
         # One thread, also because torch keeps a pool of threads for each caller.
         self._owner_thread = ThreadPoolExecutor(1, thread_name_prefix="owner")
+        saver.owned_by(self.require_owned)
         self.guard = SpaceGuard(self)
         self.publisher = Publisher(self)
 
@@ -241,16 +242,17 @@ class TrainingRun:
             raise
         except Exception as error:
             # Who was superseded misses what the new owner has cleared away, before it looks who owns the run.
-            with suppress(OSError):
-                self._require_ownership(error)
+            try:
+                with suppress(OSError):
+                    self.require_owned()
+            except SupersededError as superseded:
+                self.fatal = superseded
+                raise superseded from error
             raise
 
-    def _require_ownership(self, error: Exception) -> None:
-        try:
-            require_current(self.storage, self.epoch)
-        except SupersededError as superseded:
-            self.fatal = superseded
-            raise superseded from error
+    def require_owned(self) -> None:
+        """Raise SupersededError when another process has taken over the run."""
+        require_current(self.storage, self.epoch)
 
     async def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate the policy as `step` left it and log the result; asked again, returns the same.
@@ -283,7 +285,7 @@ class TrainingRun:
         In this order, so that whoever resumes from the checkpoint finds the step in the log. Raises SupersededError
         for a run that another process has taken over, whose log it is now.
         """
-        await asyncio.to_thread(require_current, self.storage, self.epoch)
+        await asyncio.to_thread(self.require_owned)
         await self.guard.relieve(step)
         self.report(step)
         if self.saver.due or self.guard.wants_checkpoint:
@@ -372,7 +374,7 @@ class TrainingRun:
         """
         if self.step == self._saved_step:
             return
-        await asyncio.to_thread(require_current, self.storage, self.epoch)
+        await asyncio.to_thread(self.require_owned)
         await asyncio.to_thread(self.metrics.sync)
         await self.in_order(self.save_now, quick)
 

@@ -206,13 +206,17 @@ def _locked(file: FileIO) -> bool:
 def replacing(target: Path) -> Generator[Path]:
     """A folder beside `target` to write to, which takes its place when the block ends well and else is removed.
 
-    Raises OutOfSpaceError.
+    Raises OutOfSpaceError; and RunFolderError, with the target as it was, when another process has begun it meanwhile.
     """
     unfinished = target.with_name(f".{target.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         with telling_out_of_space(target):
+            unfinished.mkdir(parents=True)
+            own = unfinished.stat()
             yield unfinished
+        if not (unfinished.exists() and os.path.samestat(own, unfinished.stat())):
+            raise RunFolderError(f"{target} was written by another process meanwhile")
         shutil.rmtree(target, ignore_errors=True)
         unfinished.rename(target)
     finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -77,6 +77,12 @@ class Saver:
         self._scored_step: int | None = None
         self._best: float | None = None
         self._better = False
+
+    def owned_by(self, require_owned: Callable[[], None]) -> None:
+        """Delete nothing once this raises, as the run has another owner."""
+        self.store.require_owned = require_owned
+        if self._warm is not None:
+            self._warm.require_owned = require_owned
 
     def note(self, record: ConsumeRecord, segments: Mapping[str, int], seconds: float) -> None:
         """Count a committed step: what it trained on, the segments that this lies in with their bytes, and how long."""

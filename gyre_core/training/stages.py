@@ -15,8 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gyre_core.cluster.epochs import require_current
-from gyre_core.cluster.requests import announce
+from gyre_core.cluster.requests import announce_next
 from gyre_core.cluster.waiting import Awaited, wait, wait_for_work
 from gyre_core.experience.admission import Admission
 from gyre_core.experience.consumption import ConsumeRecord, DrawnMinibatch, read_consumption, write_consumption
@@ -165,7 +164,7 @@ async def _ensure_segment(run: TrainingRun, opened: OpenStep, request: RolloutRe
             opened.timer.add("generation", claimed.generation_seconds)
             opened.timer.add("reward", claimed.reward_seconds)
             return
-        await asyncio.to_thread(announce, run.storage, request, attempt + 1)
+        await asyncio.to_thread(announce_next, run.storage, request, attempt + 1)
 
 
 async def reward(run: TrainingRun, step: int) -> int:
@@ -187,8 +186,9 @@ def _admit(run: TrainingRun, opened: OpenStep) -> int:
     generated: list[RolloutGroup] = []
     clean: list[RolloutGroup] = []
     opened.late = run.arrived(run.stragglers)
+    requests = run.stragglers | {request.request_id: request for request in opened.requests}
     for request_id in (*opened.late, *run.arrived(request.request_id for request in opened.requests)):
-        admission = _admit_segment(run, opened, request_id)
+        admission = _admit_segment(run, opened, requests[request_id])
         if admission.outcome == "corrupt":
             raise RuntimeError(f"{admission.reason}; it was put aside and request {request_id} is made anew")
         generated.extend(admission.generated)
@@ -199,17 +199,18 @@ def _admit(run: TrainingRun, opened: OpenStep) -> int:
     return sum(len(group.rollouts) for group in clean)
 
 
-def _admit_segment(run: TrainingRun, opened: OpenStep, request_id: str) -> Admission:
+def _admit_segment(run: TrainingRun, opened: OpenStep, request: RolloutRequest) -> Admission:
     """Admit one segment; the running statistics of rewards count it if the pool takes it in, and only then."""
     credit, before = run.credit, run.credit.state()
     try:
         return run.pool.admit(
-            request_id,
+            request.request_id,
             opened.step,
             credit.advantages,
             run.now(opened.step),
             skip_dead_groups=credit.skip_dead_groups,
-            committed=opened.committed.get(request_id),
+            committed=opened.committed.get(request.request_id),
+            made_by=request.version if run.config.rollout.max_lag == 0 else None,
         )
     except BaseException:
         credit.load_state(before)
@@ -246,7 +247,7 @@ def _draw(run: TrainingRun, step: int) -> ConsumeRecord:
     )
     lr = learning_rate(step - 1, run.config.experiment.steps, learning)
     record = ConsumeRecord(step, tuple(DrawnMinibatch(tuple(groups), lr, learning.kl_coef) for groups in drawn))
-    require_current(run.storage, run.epoch)
+    run.require_owned()
     write_consumption(run.storage, run.epoch, record)
     return record
 

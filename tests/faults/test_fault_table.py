@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
 import fault_table
-from faults.processes import Kill
+from faults.processes import Fault
 
 from gyre_core.learner.masters import MasterWeights
 
@@ -26,7 +26,7 @@ def load_without_moments(masters, tensors, counters, real=MasterWeights.load_sta
 
 
 undisturbed = fault_table.measure("full")
-kills = [Kill(fault_table.BETWEEN, 3)]
+kills = [Fault(fault_table.BETWEEN, 3)]
 print(len(fault_table.tell_story("full", kills, undisturbed).problems))
 MasterWeights.load_state = load_without_moments
 print(*fault_table.tell_story("full", kills, undisturbed).problems, sep="\\n")

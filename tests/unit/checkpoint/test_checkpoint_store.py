@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from recorded_storage import RecordedStorage, StopError
 from gyre_core.checkpoint.manifest import CheckpointManifest
 from gyre_core.checkpoint.retention import Retention
 from gyre_core.checkpoint.store import Checkpoint, CheckpointStore, CorruptCheckpointError
+from gyre_core.cluster.epochs import SupersededError
 from gyre_core.storage import LocalStorage, MemoryStorage, OutOfSpaceError
 
 OBJECTS = ("tensors.safetensors", "pool.parquet", "state.json", "manifest.json")
@@ -100,6 +102,34 @@ def test_only_the_newest_are_kept(storage, keep):
         assert store.steps() == list(range(max(1, step - keep + 1), step + 1))
         check_equal(store.newest(), checkpoint_of(step))
     assert len(storage.folders("checkpoints")) == keep
+
+
+def test_a_superseded_owner_deletes_nothing(storage):
+    """The next one may have begun to build on what this one would delete."""
+    store = CheckpointStore(storage, Retention(1))
+    store.save(checkpoint_of(1), 0.0)
+
+    def superseded():
+        raise SupersededError
+
+    store.require_owned = superseded
+    with pytest.raises(SupersededError):
+        store.save(checkpoint_of(2), 0.0)
+    check_equal(store.load("00000001-0001"), checkpoint_of(1))
+
+
+def test_what_an_owner_deletes_was_needed_by_nobody_when_it_last_looked(storage):
+    """Another one takes over after the look: it goes on from what was the newest before."""
+    store = CheckpointStore(storage, Retention(1))
+    store.save(checkpoint_of(1), 0.0)
+
+    def overtaken():
+        other = CheckpointStore(storage, Retention(1))
+        other.save(replace(checkpoint_of(3, 2), base="00000002-0001"), 0.0)
+
+    store.require_owned = overtaken
+    store.save(checkpoint_of(2), 0.0)
+    assert [name[:8] for name in store.names()] == ["00000002", "00000003"]
 
 
 def test_a_later_epoch_is_newer_whatever_its_step(storage):

@@ -9,6 +9,7 @@ import torch
 from gyre_core.checkpoint.retention import Retention
 from gyre_core.checkpoint.store import Checkpoint, CheckpointStore, committed_checkpoints
 from gyre_core.checkpoint.warm import copy_missing
+from gyre_core.cluster.epochs import SupersededError
 from gyre_core.storage import LocalStorage
 
 
@@ -91,3 +92,22 @@ def test_an_error_of_the_stores_is_told(places):
     slow = SlowStorage(primary.root, "00000002-0001/pool", lost.unlink)
     with pytest.raises(FileNotFoundError):
         copy_missing(slow, warm, data)
+
+
+def test_a_superseded_owner_takes_nothing_from_the_warm_store(places):
+    """Not what its primary has dropped, and not the segments that the next owner copies before their manifest."""
+    primary, warm, data = places
+    store = CheckpointStore(primary, Retention(1))
+    store.save(checkpoint_of(1), 0.0)
+    copy_missing(primary, warm, data)
+    warm.create("pool/00000002-0000.parquet", b"of the next owner")
+    store.save(checkpoint_of(2), 0.0)
+
+    def superseded():
+        raise SupersededError
+
+    with pytest.raises(SupersededError):
+        copy_missing(primary, warm, data, superseded)
+    assert (steps(warm), warm.list("pool")) == ([1, 2], ["pool/00000002-0000.parquet"])
+    copy_missing(primary, warm, data)
+    assert (steps(warm), warm.list("pool")) == ([2], [])

@@ -5,6 +5,7 @@ import pytest
 
 from gyre_core.cluster.requests import (
     announce,
+    announce_next,
     announced,
     decode_request,
     encode_request,
@@ -71,6 +72,16 @@ def test_an_attempt_is_announced_once(storage):
     announce(storage, make_request(), 1)
     with pytest.raises(FileExistsError):
         announce(storage, make_request(version=PolicyVersion(3, 0)), 1)
+
+
+def test_the_next_attempt_is_the_first_that_nobody_announced_otherwise(storage):
+    foreign = make_request(version=PolicyVersion(3, 0))
+    for attempt in (1, 2, 4):
+        announce(storage, foreign, attempt)
+    assert announce_next(storage, make_request(), 1) == 3
+    assert announce_next(storage, make_request(), 3) == 3, "repeated after a failure"
+    assert announce_next(storage, make_request(), 4) == 5
+    assert read_request(storage, request_name(3, 1), 2).version == foreign.version
 
 
 def test_the_latest_attempt_counts_as_a_number(storage):

@@ -1,6 +1,7 @@
 """The pool: admission once, draws by rule, uses counted, nothing deleted that a restored run could need."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -110,6 +111,28 @@ def test_a_corrupt_segment_is_put_aside_and_can_be_made_anew(storage):
     assert admission.reason == f"pool/{REQUEST}.parquet cannot be used: the file is empty"
     assert admit(pool, storage, REQUEST, live_groups("a")).outcome == "admitted"
     assert pool.metrics(0.0)["experience/quarantined"] == 1
+
+
+def test_a_segment_of_another_branch_is_put_aside_where_only_own_samples_are_trained_on(storage):
+    pool = new_pool(storage)
+    write_segment(storage, REQUEST, live_groups("a"))
+    own = PolicyVersion(VERSION.epoch + 1, VERSION.number)
+    admission = pool.admit(REQUEST, 1, grpo, 0.0, skip_dead_groups=True, made_by=own)
+    assert admission.outcome == "corrupt"
+    assert admission.reason == f"pool/{REQUEST}.parquet was made on an abandoned branch"
+    assert segment_ids(storage) == []
+    write_segment(storage, REQUEST, [replace(group, version=own) for group in live_groups("a")])
+    assert pool.admit(REQUEST, 1, grpo, 0.0, skip_dead_groups=True, made_by=own).outcome == "admitted"
+    assert pool.metrics(0.0)["experience/quarantined"] == 0, "nothing was damaged"
+
+
+def test_a_superseded_owner_leaves_the_segments_of_the_next_one(storage):
+    pool = new_pool(storage)
+    claim_epoch(storage, "the next one")
+    write_segment(storage, REQUEST, live_groups("a"))
+    with pytest.raises(SupersededError):
+        pool.admit(REQUEST, 1, grpo, 0.0, skip_dead_groups=True, made_by=PolicyVersion(VERSION.epoch - 1, 0))
+    assert segment_ids(storage) == [REQUEST]
 
 
 def test_a_missing_segment_is_an_error(storage):

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from gyre_core.cluster.epochs import SupersededError
 from gyre_core.monitor.metrics import MetricsWriter, StepMetrics, read_metrics
 from gyre_core.storage import OutOfSpaceError
 
@@ -44,6 +45,7 @@ def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, 
         assert row.metrics.keys() == metrics.keys() | {"health/non_finite"}
         for name, value in metrics.items():
             assert row.metrics[name] == value or (math.isnan(row.metrics[name]) and not math.isfinite(value))
+    writer.close()
 
 
 def test_a_value_that_is_not_finite_is_null_and_counted(tmp_path: Path):
@@ -54,6 +56,7 @@ def test_a_value_that_is_not_finite_is_null_and_counted(tmp_path: Path):
     writer.write(0, {"loss": 0.25}, now=1.0)
     [line] = lines(tmp_path)
     assert line == {"step": 0, "time": 0.0, "loss": 0.25, "kl": None, "reward": 1.0, "health/non_finite": 1}
+    writer.close()
 
 
 def test_an_unregistered_name_writes_nothing(tmp_path: Path):
@@ -61,6 +64,7 @@ def test_an_unregistered_name_writes_nothing(tmp_path: Path):
     with pytest.raises(ValueError, match="'rewrad' is not registered"):
         writer.write(0, {"reward": 1.0, "rewrad": 1.0}, now=0.0)
     assert read_metrics(tmp_path) == []
+    writer.close()
 
 
 def test_a_step_written_again_joins_its_line(tmp_path: Path):
@@ -77,6 +81,7 @@ def test_a_step_written_again_joins_its_line(tmp_path: Path):
         "eval/heldout/reward": 0.75,
         "health/non_finite": 0,
     }
+    writer.close()
 
 
 def test_every_torn_last_line_is_passed_over_and_repaired(tmp_path: Path):
@@ -90,6 +95,7 @@ def test_every_torn_last_line_is_passed_over_and_repaired(tmp_path: Path):
         writer = MetricsWriter(tmp_path, tensorboard=False)
         writer.write(1, {"reward": 0.5}, now=101.0)
         assert path.read_bytes() == whole
+        writer.close()
 
 
 @pytest.mark.parametrize(
@@ -116,6 +122,7 @@ def test_resuming_equals_never_having_stopped(tmp_path: Path):
     for step in range(5, 9):
         writer.write(step, {"reward": step / 2}, now=100.0 + step)
     assert read_metrics(tmp_path / "resumed") == read_metrics(tmp_path / "whole")
+    writer.close()
 
 
 def test_tensorboard_shows_each_value_once_after_retry_evaluation_and_resume(tmp_path: Path):
@@ -168,6 +175,7 @@ def test_a_line_that_does_not_fit_leaves_the_lines_before_it_whole(small_volume)
     writer.write(2, {"reward": 0.75}, now=3.0)
     assert [row.step for row in read_metrics(folder)] == [0, 1, 2]
     assert read_metrics(folder)[1].metrics == {**long, "health/non_finite": 0.0}
+    writer.close()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -188,3 +196,48 @@ def test_events_that_tensorboard_cannot_write_are_told_and_do_no_harm(small_volu
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("reward")][-1] == 2
+
+
+def superseded() -> None:
+    raise SupersededError("epoch 1 was superseded")
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_writer_that_another_one_has_followed_changes_nothing(tmp_path: Path, step: int):
+    """Whether its write is a new line or joins an old one."""
+    owned = [True]
+    first = MetricsWriter(tmp_path, tensorboard=False, require_owned=lambda: None if owned[0] else superseded())
+    first.write(2, {"reward": 0.5}, now=0.0)
+    owned[0] = False
+    second = MetricsWriter(tmp_path, tensorboard=False)
+    second.write(3, {"reward": 0.75}, now=1.0)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(SupersededError):
+        first.write(step, {"reward": 0.25}, now=2.0)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    first.close()
+    second.close()
+
+
+def test_a_writer_that_was_overtaken_while_it_wrote_its_copy_leaves_the_file_of_the_other(tmp_path: Path):
+    write(tmp_path, range(3))
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(SupersededError):
+        MetricsWriter(tmp_path, tensorboard=False, require_owned=superseded)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"metrics.jsonl": before}
+
+
+def test_what_is_put_in_place_of_the_file_by_hand_is_gone_on_with(tmp_path: Path):
+    writer = MetricsWriter(tmp_path, tensorboard=False)
+    for step in range(3):
+        writer.write(step, {"reward": 0.5}, now=0.0)
+    path = tmp_path / "metrics.jsonl"
+    edited = b"".join(path.read_bytes().splitlines(keepends=True)[:2])
+    path.unlink()
+    path.write_bytes(edited)
+    writer.write(3, {"reward": 0.75}, now=1.0)
+    assert [row.step for row in read_metrics(tmp_path)] == [0, 1, 3]
+    path.unlink()
+    writer.write(4, {"reward": 1.0}, now=1.0)
+    assert [row.step for row in read_metrics(tmp_path)] == [4]
+    writer.close()

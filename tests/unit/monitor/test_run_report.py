@@ -112,6 +112,7 @@ def test_the_summary_is_a_function_of_the_metrics_file(tmp_path: Path):
     for _ in range(2):
         write_summary(tmp_path, build_summary("completed", RUN, 2, []))
     assert json.loads((tmp_path / "summary.json").read_text())["evaluation"]["after"]["reward"] == 0.75
+    writer.close()
 
 
 def test_the_table_shows_the_last_steps_first_and_no_empty_column():

@@ -9,7 +9,7 @@ import threading
 import pytest
 from training_configs import tiny_config
 
-from gyre_core.training.run_folder import RunFolder, RunFolderError, run_storage
+from gyre_core.training.run_folder import RunFolder, RunFolderError, replacing, run_storage
 
 OWNER = """
 import sys, time
@@ -140,3 +140,40 @@ def test_the_data_lies_in_the_run_folder_or_below_the_url(tmp_path):
     assert run_storage(tiny_config(tmp_path), folder).url == str(folder.path)
     elsewhere = tiny_config(tmp_path, storage={"url": str(tmp_path / "data")})
     assert run_storage(elsewhere, folder).url == str(tmp_path / "data" / folder.key)
+
+
+def contents(folder):
+    return {path.name: (path / "weights").read_text() for path in folder.iterdir()}
+
+
+def replace_folder(path, text, meanwhile=lambda unfinished: None):
+    with replacing(path) as unfinished:
+        (unfinished / "weights").write_text(text)
+        meanwhile(unfinished)
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
+    for text in ("first", "second"):
+        replace_folder(tmp_path / "export", text)
+        assert contents(tmp_path) == {"export": text}
+    with pytest.raises(FileNotFoundError):
+        replace_folder(tmp_path / "export", "third", lambda unfinished: (unfinished / "none").read_text())
+    assert contents(tmp_path) == {"export": "second"}
+
+
+def test_who_was_frozen_while_it_wrote_a_folder_leaves_that_of_who_came_after_it(tmp_path):
+    with pytest.raises(RunFolderError, match="export was written by another process"):
+        replace_folder(tmp_path / "export", "frozen", lambda _: replace_folder(tmp_path / "export", "other"))
+    assert contents(tmp_path) == {"export": "other"}
+
+
+def test_who_was_frozen_while_it_wrote_a_folder_does_not_take_an_unfinished_one(tmp_path):
+    replace_folder(tmp_path / "export", "older")
+
+    def meanwhile(unfinished):
+        unfinished.rename(tmp_path / "removed")
+        unfinished.mkdir()
+
+    with pytest.raises(RunFolderError, match="export was written by another process"):
+        replace_folder(tmp_path / "export", "frozen", meanwhile)
+    assert contents(tmp_path)["export"] == "older"
