@@ -154,7 +154,7 @@ def run_all(cells: Sequence[tuple[str, str]], seed: int, jobs: int) -> list[Stor
 
 
 def main() -> None:
-    """Fault, compare and print; exits with 1 when a run ended otherwise."""
+    """Kill, compare and print; exits with 1 when a run ended otherwise."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200, help="at the least, and one of each kind")
     parser.add_argument("--seed", type=int, default=1)

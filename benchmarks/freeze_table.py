@@ -3,9 +3,9 @@
 A tiny run with inline generation, in the configurations of `benchmarks/faults/processes.py`. Its process is frozen
 (`SIGSTOP`) at some call of a point of `benchmarks/faults/points.py`. Another one takes the run over, which the lock of
 the run folder would prevent on one machine, and is frozen on its way or comes to its end. Then the first one is thawed
-and comes to its end, and then the other one. Whoever was superseded says so, and in the end weights, moments, the
-pool's index, what was consumed, the published policy and the metrics equal those of an undisturbed run. The last line
-is one JSON object.
+and comes to its end, and then the other one. One of them completes the run, and the other one is told that it was
+superseded, or had nothing left to do. In the end weights, moments, the pool's index, what was consumed, the published
+policy, export, summary and metrics equal those of an undisturbed run. The last line is one JSON object.
 
     python benchmarks/freeze_table.py [--freezes 5] [--seed 1] [--configurations full replay always] [--jobs 2]
 """
@@ -29,11 +29,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fault_table import BETWEEN, Undisturbed, measure
-from faults.points import OPENING, POINTS, RECOVERING
+from faults.points import POINTS, RECOVERING
 from faults.processes import CONFIGURATIONS, End, Fault, look, run_process, thaw
 
-NAMES = tuple(point.name for point in POINTS if point.name != OPENING)
-"""A run that is not yet open is nobody's to take over."""
+NAMES = tuple(point.name for point in POINTS)
 SUPERSEDED = "SupersededError"
 COMPLETE = "is complete: "
 """What one is told that had not yet taken its epoch, and thaws when another one has ended the run."""

@@ -9,6 +9,7 @@ from deployments.local import configured_api, running_server
 from deployments.platform import DEFAULT_PORT, alone, clean_up, running_platform, start_platform, stop_platform
 from deployments.platform_state import PlatformError, PlatformState
 from deployments.pools import POOLS
+from deployments.supervisor import DRAIN_TIMEOUT
 
 
 def bring_up(port: int | None, database: str | None) -> int:
@@ -25,6 +26,7 @@ def bring_up(port: int | None, database: str | None) -> int:
             print("an earlier `gyre up` had died without `gyre down`; what it left was cleaned up")
         if port is None and database is None and running_server() is None and configured_api() is None:
             port = DEFAULT_PORT
+        print("starting the Prefect server, the work pools and their workers ...", file=sys.stderr, flush=True)
         try:
             state = start_platform(port=port, database=database)
         except PlatformError as error:
@@ -38,6 +40,9 @@ def bring_down() -> int:
     """Drain and end the platform, and say what remains; returns the exit code."""
     try:
         with alone():
+            if running_platform() is not None:
+                wait = f"up to {DRAIN_TIMEOUT:.0f} s for what is at work"
+                print(f"ending everything that `gyre up` started ({wait}) ...", file=sys.stderr, flush=True)
             remarks = stop_platform()
     except PlatformError as error:
         print(error, file=sys.stderr)

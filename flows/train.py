@@ -93,7 +93,7 @@ class _Training:
         """Take the steps, as far as they go, and leave the run complete or resumable."""
         run = self._run
         try:
-            self._summarise("running")
+            await self._summarise("running")
             with self._progress, self._finishing_on_interrupt():
                 async with rollout_workers(run):
                     if run.step == 0 or self._is_to_evaluate(run.step):
@@ -102,10 +102,10 @@ class _Training:
             await run.publisher.settled()
             await run.save()
             if run.step < self._total:
-                return self._end_early()
+                return await self._end_early()
             await self._evaluate(run.step)
             await export_policy(run)
-            write_run_summary(run, "completed")
+            await asyncio.to_thread(write_run_summary, run, "completed")
             await self._show()
         except RunStoppedError:
             raise
@@ -159,7 +159,7 @@ class _Training:
         if self._is_to_evaluate(step):
             await self._evaluate(step)
         if step % config.monitor.artifact_every == 0:
-            self._summarise("running")
+            await self._summarise("running")
             await self._show()
 
     def _is_to_evaluate(self, step: int) -> bool:
@@ -183,20 +183,20 @@ class _Training:
         except Exception:
             logger.exception("the artifacts in Prefect could not be renewed; training goes on")
 
-    def _summarise(self, status: Status, error: BaseException | None = None) -> None:
+    async def _summarise(self, status: Status, error: BaseException | None = None) -> None:
         """Write `summary.json`; where that fails the old one stays, as nothing depends on it."""
         try:
-            write_run_summary(self._run, status, error)
+            await asyncio.to_thread(write_run_summary, self._run, status, error)
         except Exception as failure:  # noqa: BLE001 - a bad line in the metrics, no space, no folder
             cause = f"{type(failure).__name__}: {failure}"
             logger.warning("summary.json does not say that the run is %s: %s", status, cause)
 
-    def _end_early(self) -> State[None]:
+    async def _end_early(self) -> State[None]:
         if self._stopped_by is not None:
             error = RunStoppedError(f"{self._stopped_by}; go on with --resume")
-            self._summarise("stopped", error)
+            await self._summarise("stopped", error)
             raise error
-        self._summarise("interrupted")
+        await self._summarise("interrupted")
         return Cancelled(message=f"interrupted after step {self._run.step}; go on with --resume")
 
     async def _keep_what_is_done(self, error: BaseException) -> None:
@@ -223,7 +223,7 @@ class _Training:
         except Exception:
             # What ended the run matters more than that its last steps could not be kept; both are told.
             logger.exception("the state after step %d could not be saved; an earlier checkpoint stands", run.step)
-        self._summarise("failed" if isinstance(error, Exception) else "interrupted", error)
+        await self._summarise("failed" if isinstance(error, Exception) else "interrupted", error)
 
     @contextmanager
     def _finishing_on_interrupt(self) -> Generator[None]:

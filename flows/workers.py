@@ -16,6 +16,7 @@ from prefect.exceptions import ObjectNotFound
 from flows.fleet import PrefectFleet, Sign, request_scale
 from flows.names import LEARNER_IS_LIMIT, ROLLOUT_DEPLOYMENT
 from flows.termination import to_the_end
+from gyre_core.cluster.epochs import SupersededError
 from gyre_core.cluster.planning import FleetPlan
 from gyre_core.cluster.registry import RegisteredWorker
 from gyre_core.elastic.scaler import Decision
@@ -108,9 +109,12 @@ class _Workers:
     async def end(self, wait: bool) -> None:
         """Tell the workers that the run has ended, `wait` for them, and cancel those that stay.
 
-        A run that fails or is asked to end has no time to wait: its state is still to be saved.
+        A run that fails or is asked to end has no time to wait: its state is still to be saved. Those of a run with
+        another owner by now are left to it.
         """
         await self._remote.close()
+        if isinstance(self._run.fatal, SupersededError):
+            return  # They are the next owner's.
         deadline = time.monotonic() + DRAIN_TIMEOUT
         try:
             while await self._fleet.open_workers() and wait and time.monotonic() < deadline:

@@ -1,10 +1,12 @@
 """The points at which a run is killed or frozen: events of the real functions, told apart by patterns.
 
-A tap wraps storage, engine, learner, optimiser and metrics of its own process. Whatever they do becomes an event, such
-as `running after create data/claims/00000001-0000.1`: the phase (`opening` a new run, `recovering`, `running`), the
-moment, the operation, and the object in the run's storage (`data`) or in the warm copy (`warm`). The moment `half` is
-in the middle of a write, which is left half done. While a full checkpoint or a whole policy version takes the place of
-a chain of increments or differences, `rebase` stands behind the phase.
+A tap wraps storage, engine, learner, optimiser, metrics, summary and export of its own process. Whatever they do
+becomes an event, such as `running after create data/claims/00000001-0000.1`: the phase (`opening` a new run,
+`recovering`, `running`), the moment, the operation, and the object in the run's storage (`data`) or in the warm copy
+(`warm`). The moment `half` is in the middle of a write, which is left half done; `placing` is when a file of the run
+folder that is written is about to take the place of the old one, just before the last look at who owns the run. While a
+full checkpoint or a whole policy version takes the place of a chain of increments or differences, `rebase` stands
+behind the phase.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from gyre_core.checkpoint.store import CheckpointStore
 from gyre_core.engines.transformers_engine import TransformersEngine
 from gyre_core.learner.local import LocalLearner
-from gyre_core.monitor import metrics
-from gyre_core.storage import LocalStorage, WriteFile
+from gyre_core.monitor import metrics, report
+from gyre_core.storage import LocalStorage, WriteFile, put_file, unwatched
+from gyre_core.training import export
+from gyre_core.training.run_folder import replacing
 from gyre_core.types import Completion
 from gyre_core.weights.chain import VersionChain
 
@@ -58,6 +62,8 @@ POINTS = (
     Point("mid-publish", r"running (half create_file data/policy/\S+/weights|\w+ create data/policy/\S+/manifest)"),
     Point("mid-delta", r"running (rebase )?\w+ create data/policy/\S+/delta", increments_only=True),
     Point("metrics line half written", "running half append"),
+    Point("metrics.jsonl about to be replaced", "running placing metrics"),
+    Point("summary or export about to be replaced", "running placing (summary|export)"),
     Point("checkpoint object half written", r"running half \w+ data/checkpoints/\S+/(?!manifest)"),
     Point(
         "between checkpoint's objects and manifest",
@@ -124,6 +130,7 @@ class Tap:
     def install(self) -> None:
         """Wrap the real functions, for the rest of this process."""
         _tap_writes(self)
+        _tap_replacements(self)
         _tap_reads_and_deletes(self)
         _tap_rebases(self)
         _tap_work(self)
@@ -183,6 +190,26 @@ def _tap_writes(tap: Tap) -> None:
 
     LocalStorage.create, LocalStorage.replace = writing("create"), writing("replace")
     LocalStorage.create_file, metrics._append = create_file, append
+
+
+def _tap_replacements(tap: Tap) -> None:
+    def placing(name: str, last_look: Callable[[], None]) -> Callable[[], None]:
+        def look() -> None:
+            tap.reach(f"placing {name}")
+            last_look()
+
+        return look
+
+    def put(target: Path, data: bytes, last_look: Callable[[], None] = unwatched) -> FileIO:
+        return put_file(target, data, placing(target.name, last_look))
+
+    @contextlib.contextmanager
+    def replace(target: Path, require_owned: Callable[[], None] = unwatched) -> Generator[Path]:
+        with replacing(target, placing(target.name, require_owned)) as unfinished:
+            yield unfinished
+
+    metrics.put_file = report.put_file = put
+    export.replacing = replace
 
 
 def _tap_reads_and_deletes(tap: Tap) -> None:

@@ -28,6 +28,8 @@ from gyre_core.monitor.metrics import read_metrics
 from gyre_core.monitor.names import UNREPEATABLE
 from gyre_core.training.build import open_run
 from gyre_core.training.checkpoints import open_checkpoints
+from gyre_core.training.ending import export_policy, write_run_summary
+from gyre_core.training.export import EXPORT
 from gyre_core.training.resume import NEW, RESUME, Origin
 from gyre_core.training.run import TrainingRun
 from gyre_core.training.run_folder import RunFolder, RunFolderError, run_storage
@@ -36,6 +38,7 @@ from gyre_core.training.stages import take_step
 from gyre_core.types import PolicyVersion
 from gyre_core.weights import chain
 from gyre_core.weights.chain import VersionChain
+from gyre_core.weights.digests import file_digest
 
 STEPS, NAME = 5, "killed"
 DEADLINE = 120.0
@@ -198,9 +201,12 @@ def _train(configuration: str, folder: Path, fault: Fault | None) -> dict[str, A
 async def _take_steps(config: GyreConfig, origin: Origin, tap: Tap) -> None:
     run = await open_run(config, origin=origin)
     tap.phase = "running"
+    await asyncio.to_thread(write_run_summary, run, "running")
     for step in range(run.step + 1, STEPS + 1):
         await _take_step(run, step)
     await run.save()
+    await export_policy(run)
+    await asyncio.to_thread(write_run_summary, run, "completed")
     await run.close()
 
 
@@ -227,7 +233,7 @@ def _find(config: GyreConfig) -> RunFolder | None:
 
 
 def outcome(config: GyreConfig) -> dict[str, str]:
-    """What a run left on disk: weights, moments, pool, policy, and what it trained on and said of it in each step.
+    """What a run left on disk: weights, moments, pool, policy and export, and what each step trained on and said of it.
 
     Of steps that several processes drew, what the last one drew.
     """
@@ -249,6 +255,8 @@ def outcome(config: GyreConfig) -> dict[str, str]:
         "policy": f"{version.number} {VersionChain(storage).manifest(version).digest}",
         "samples": f"{checkpoint.state['samples_seen']} {checkpoint.state['tokens_seen']}",
         "stores": str([*store.problems(checkpoint.name).values()]),
+        "status": str(folder.summary().get("status")),
+        "export": file_digest(folder.path / EXPORT / "model.safetensors"),
         "segments": str(set(checkpoint.segments) - set(storage.list(POOL))),
     }
     for step in range(1, STEPS + 1):

@@ -32,7 +32,7 @@ from gyre_core.checkpoint.manifest import (
     is_checkpoint_name,
 )
 from gyre_core.checkpoint.retention import Retention
-from gyre_core.storage import OutOfSpaceError, Storage, WriteFile
+from gyre_core.storage import OutOfSpaceError, Storage, WriteFile, unwatched
 from gyre_core.weights.digests import bytes_digest, file_digest
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class CheckpointStore:
         self.exact_from: int | None = None
         """The step of the oldest checkpoint from which a run goes on exactly, for whose sake the pool keeps segments,
         as the last `retain` found it. Those that are kept for their score or their step alone do not count."""
-        self.require_owned: Callable[[], None] = lambda: None
+        self.require_owned: Callable[[], None] = unwatched
         """Raises when another process owns the run by now: what that one needs is not this one's to judge."""
 
     def save(self, checkpoint: Checkpoint, created_at: float) -> CheckpointManifest:

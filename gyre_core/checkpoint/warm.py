@@ -29,7 +29,7 @@ from gyre_core.checkpoint.store import (
     whole_manifests,
 )
 from gyre_core.cluster.requests import POOL
-from gyre_core.storage import Storage
+from gyre_core.storage import Storage, unwatched
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class WarmCopy:
         self._closed = self._failing = False
         self._errors = 0
         self._thread: threading.Thread | None = None
-        self.require_owned: Callable[[], None] = lambda: None
+        self.require_owned: Callable[[], None] = unwatched
         """Raises when another process owns the run by now, whose follower copies what this one would drop."""
 
     def committed(self, name: str) -> None:
@@ -115,7 +115,7 @@ class WarmCopy:
 
 
 def copy_missing(
-    primary: Storage, warm: Storage, data: Storage, require_owned: Callable[[], None] = lambda: None
+    primary: Storage, warm: Storage, data: Storage, require_owned: Callable[[], None] = unwatched
 ) -> tuple[int, int]:
     """Bring the warm store to what the primary holds; returns (epoch, step) of the newest checkpoint that both have.
 
@@ -158,6 +158,8 @@ def _copy_checkpoint(primary: Storage, warm: Storage, data: Storage, manifest: C
 
 def _copy_objects(primary: Storage, warm: Storage, data: Storage, manifest: CheckpointManifest) -> bool:
     folder = f"{FOLDER}/{manifest.name}"
+    if warm.exists(f"{folder}/{MANIFEST}") and has_all_bytes(warm, manifest):
+        return True  # Another owner's follower has been here since the look.
     # Left by a copy that did not get to its end.
     delete_checkpoint(warm, manifest.name)
     copy_segments(data, warm, manifest.segments)

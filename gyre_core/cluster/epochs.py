@@ -18,18 +18,24 @@ class SupersededError(RuntimeError):
     """Another process has taken over the run; this one must stop without publishing anything more."""
 
 
-def claim_epoch(storage: Storage, owner: str, after: int = 0) -> int:
+def claim_epoch(storage: Storage, owner: str, after: int = 0, *, new: bool = False) -> int:
     """Take over the run: claim the next epoch, counted from 1. `owner` names this process to people.
 
     `after` is an epoch that is known from elsewhere, of a checkpoint whose run's storage was lost or is another one.
+    Raises SupersededError for a `new` run in which another process has claimed one already.
     """
     # The token tells two owners of the same name apart, which would otherwise share an epoch.
     claim = json.dumps({"owner": owner, "token": uuid.uuid4().hex}).encode()
-    epoch = max(current_epoch(storage), after) + 1
+    newest = current_epoch(storage)
+    if new and newest:
+        require_current(storage, 0)
+    epoch = max(newest, after) + 1
     while True:
         try:
             storage.create(_name(epoch), claim)
         except FileExistsError:
+            if new:
+                require_current(storage, 0)
             epoch += 1
         else:
             return epoch
@@ -45,7 +51,8 @@ def require_current(storage: Storage, epoch: int) -> None:
     newest = current_epoch(storage)
     if newest != epoch:
         owner = json.loads(storage.read(_name(newest)))["owner"] if newest else "nobody"
-        raise SupersededError(f"epoch {epoch} of this run was superseded by epoch {newest}, owned by {owner}")
+        mine = f"epoch {epoch} of this run" if epoch else "this run, not yet begun,"
+        raise SupersededError(f"{mine} was superseded by epoch {newest}, owned by {owner}")
 
 
 def _name(epoch: int) -> str:

@@ -6,13 +6,13 @@ A request is open until its segment is there. A lost or failed attempt is answer
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
-from gyre_core.storage import Storage
+from gyre_core.storage import Storage, unwatched
 from gyre_core.types import GroupRequest, PolicyVersion, Prompt, RolloutRequest, SamplingParameters
 
 REQUEST_FORMAT = "request/1"
@@ -42,15 +42,20 @@ def announce(storage: Storage, request: RolloutRequest, attempt: int) -> None:
     storage.create(_name(request.request_id, attempt), encode_request(request))
 
 
-def announce_next(storage: Storage, request: RolloutRequest, attempt: int) -> int:
+def announce_next(
+    storage: Storage, request: RolloutRequest, attempt: int, require_owned: Callable[[], None] = unwatched
+) -> int:
     """Publish the request as this attempt, or as the first one after it that nobody has announced otherwise.
 
-    An owner that was frozen announces its own while it does not know yet that it is none any more. Returns the attempt.
+    An owner that was frozen announces its own while it does not know yet that it is none any more. `require_owned` is
+    asked where another one's stands, and raises for that owner, whose newer attempts would hide those of its successor;
+    so `attempt` must come from what was listed before the last such look. Returns the attempt.
     """
     while True:
         try:
             announce(storage, request, attempt)
         except FileExistsError:
+            require_owned()
             attempt += 1
         else:
             return attempt

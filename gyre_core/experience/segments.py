@@ -134,6 +134,13 @@ def delete_segment(storage: Storage, request_id: str) -> None:
     storage.delete(segment_name(storage, request_id))
 
 
+def drop_tombstones(storage: Storage, settled: Callable[[str], bool]) -> None:
+    """Let requests be answered anew that are not settled for an owner that went back to an earlier state."""
+    for name in storage.list("tombstones"):
+        if not settled(name.removeprefix("tombstones/")):
+            storage.delete(name)
+
+
 def prune_tombstones(storage: Storage, before_step: int) -> None:
     """Forget the deleted segments of steps that the admission ledger has closed for good."""
     for name in storage.list("tombstones"):

@@ -15,7 +15,7 @@ import json
 import logging
 import math
 import os
-import uuid
+import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from gyre_core.monitor.names import find_metric
-from gyre_core.storage import telling_out_of_space
+from gyre_core.storage import put_file, telling_out_of_space, unwatched
 
 logger = logging.getLogger(__name__)
 
@@ -44,24 +44,21 @@ class StepMetrics:
     metrics: Mapping[str, float]
 
 
-def _by_nobody_else() -> None:
-    pass
-
-
 class MetricsWriter:
     """Appends the metrics of a run's steps to `folder`/metrics.jsonl and to TensorBoard.
 
     Opening an existing folder goes on after its last whole line. A resumed run calls `truncate_after` with the step
-    of its checkpoint first. `require_owned` raises when another process may write there by now; it is asked when the
-    file is another one than this writer's.
+    of its checkpoint first. `require_owned` raises when another process may write there by now; it is asked before the
+    file is replaced, and when it is another one than this writer's. Threads may share a writer.
     """
 
-    def __init__(self, folder: Path, *, tensorboard: bool, require_owned: Callable[[], None] = _by_nobody_else) -> None:
+    def __init__(self, folder: Path, *, tensorboard: bool, require_owned: Callable[[], None] = unwatched) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / METRICS_FILE
         self._require_owned = require_owned
+        self._writing = threading.RLock()
         self._last_step = max((row.step for row in read_metrics(folder)), default=-1)
-        self._file = self._put(_whole_lines(self._path))
+        self._file = put_file(self._path, _whole_lines(self._path), require_owned)
         self._tensorboard = _TensorBoard(folder / TENSORBOARD_FOLDER) if tensorboard else None
 
     def write(self, step: int, metrics: Mapping[str, float], now: float) -> None:
@@ -73,13 +70,13 @@ class MetricsWriter:
         """
         for name in metrics:
             find_metric(name)
-        if step > self._last_step:
-            row = StepMetrics(step, now, dict(metrics))
-            _append(self._own_file(), self._path, _to_line(row))
-            self._last_step = step
-            known: Mapping[str, float] = {}
-        else:
-            known = self._merge(step, metrics, now)
+        known: Mapping[str, float] = {}
+        with self._writing:
+            if step > self._last_step:
+                _append(self._own_file(), self._path, _to_line(StepMetrics(step, now, dict(metrics))))
+                self._last_step = step
+            else:
+                known = self._merge(step, metrics, now)
         if self._tensorboard is not None:
             self._tensorboard.write(step, {name: metrics[name] for name in metrics if name not in known}, now)
 
@@ -99,7 +96,7 @@ class MetricsWriter:
         outlive the process. Raises OutOfSpaceError."""
         if self._tensorboard is not None:
             self._tensorboard.flush()
-        with telling_out_of_space(self._path):
+        with self._writing, telling_out_of_space(self._path):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -117,25 +114,9 @@ class MetricsWriter:
         return earlier.metrics
 
     def _replace(self, rows: Iterable[StepMetrics]) -> None:
-        self._own_file().close()
-        self._file = self._put(b"".join(_to_line(row) for row in rows))
-
-    def _put(self, data: bytes) -> FileIO:
-        """Have the file begin anew with this; raises what `require_owned` does, with the old one in its place."""
-        new = self._path.with_name(f".{self._path.name}.{uuid.uuid4().hex}.tmp")
-        file = new.open("ab", buffering=0)
-        try:
-            with telling_out_of_space(self._path, len(data)):
-                file.write(data)
-                os.fsync(file.fileno())
-            # Not before, as a process may be frozen for long in what comes before.
-            self._require_owned()
-            new.replace(self._path)
-        except BaseException:
-            file.close()
-            new.unlink(missing_ok=True)
-            raise
-        return file
+        before = self._own_file()
+        self._file = put_file(self._path, b"".join(_to_line(row) for row in rows), self._require_owned)
+        before.close()
 
     def _own_file(self) -> FileIO:
         """The open file, when it is in its place; what somebody put there by hand takes its place."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from gyre_core.monitor.health import Alarm
 from gyre_core.monitor.metrics import StepMetrics
 from gyre_core.monitor.timing import PHASES
-from gyre_core.storage import open_storage
+from gyre_core.storage import put_file, unwatched
 
 Series = NDArray[np.float64]
 
@@ -85,10 +85,13 @@ def build_summary(status: str, rows: Sequence[StepMetrics], steps: int, alarms: 
     }
 
 
-def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Publish `summary.json` in the run folder: readers see the old or the new one, never a part."""
+def write_summary(folder: Path, summary: Mapping[str, Any], require_owned: Callable[[], None] = unwatched) -> None:
+    """Publish `summary.json` in the run folder: readers see the old or the new one, never a part.
+
+    What `require_owned` raises leaves the old one.
+    """
     data = json.dumps(summary, indent=2, allow_nan=False) + "\n"
-    open_storage(folder).replace(SUMMARY_FILE, data.encode())
+    put_file(folder / SUMMARY_FILE, data.encode(), require_owned).close()
 
 
 def _evaluation(row: StepMetrics) -> dict[str, float | int | None]:

@@ -25,7 +25,7 @@ from gyre_core.cluster.requests import announce_next, announced
 from gyre_core.cluster.waiting import Awaited
 from gyre_core.experience.segments import segment_exists, segment_ids
 from gyre_core.rewards.values import RewardError
-from gyre_core.storage import Storage
+from gyre_core.storage import Storage, unwatched
 from gyre_core.types import RolloutRequest
 
 logger = logging.getLogger(__name__)
@@ -63,12 +63,15 @@ class Dispatcher:
         *,
         timeout: float,
         attempts: int,
+        require_owned: Callable[[], None] = unwatched,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`require_owned` raises when the run has another owner, whose requests these are now."""
         self._storage = storage
         self._registry = registry
         self._timeout = timeout
         self._attempts = attempts
+        self._require_owned = require_owned
         self._clock = clock
         self._requests: dict[str, RolloutRequest] = {}
         self._leases: dict[str, _Lease] = {}
@@ -89,13 +92,14 @@ class Dispatcher:
         with self._lock:
             attempts = announced(self._storage)
             done = set(segment_ids(self._storage))
+            self._require_owned()
             for request in requests:
                 name = request.request_id
                 if name in done:
                     self._leases.pop(name, None)
                     self._failed.pop(name, None)
                 elif name in self._failed:
-                    attempt = announce_next(self._storage, request, attempts[name] + 1)
+                    attempt = announce_next(self._storage, request, attempts[name] + 1, self._require_owned)
                     self._leases[name] = _Lease(attempt, attempt)
                     del self._failed[name]
                 elif name not in self._leases:
@@ -198,6 +202,6 @@ class Dispatcher:
             failure.kind,
             failure.message.partition("\n")[0],
         )
-        attempt = announce_next(self._storage, self._requests[request_id], lease.attempt + 1)
+        attempt = announce_next(self._storage, self._requests[request_id], lease.attempt + 1, self._require_owned)
         self._leases[request_id] = _Lease(attempt, lease.first)
         self.reissued += 1

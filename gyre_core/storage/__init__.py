@@ -22,8 +22,9 @@ from gyre_core.storage.base import (
     WriteFile,
     system_errors,
     telling_out_of_space,
+    unwatched,
 )
-from gyre_core.storage.local import LocalStorage
+from gyre_core.storage.local import LocalStorage, put_file
 from gyre_core.storage.memory import MemoryStorage
 from gyre_core.storage.s3_options import S3Options
 from gyre_core.storage.trial import exercise_storage
@@ -38,8 +39,10 @@ __all__ = [
     "WriteFile",
     "exercise_storage",
     "open_storage",
+    "put_file",
     "system_errors",
     "telling_out_of_space",
+    "unwatched",
 ]
 
 

@@ -127,6 +127,10 @@ def telling_out_of_space(target: Path, size: int | None = None, unfinished: Path
         raise OutOfSpaceError(error.errno, message) from error
 
 
+def unwatched() -> None:
+    """What is asked before a write where nobody else may own what is written: nothing."""
+
+
 def check_name(name: str) -> str:
     """The name itself, once it is one that a writer may give an object."""
     parts = name.split("/")

@@ -8,9 +8,10 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Generator
+from io import FileIO
 from pathlib import Path
 
-from gyre_core.storage.base import Storage, WriteFile, check_name, telling_out_of_space
+from gyre_core.storage.base import Storage, WriteFile, check_name, telling_out_of_space, unwatched
 
 
 class LocalStorage(Storage):
@@ -31,12 +32,7 @@ class LocalStorage(Storage):
                 raise
 
     def replace(self, name: str, data: bytes) -> None:
-        target = self._path(name)
-        with self._unfinished(target, len(data)) as temporary:
-            temporary.write_bytes(data)
-            _sync_file(temporary)
-            temporary.replace(target)
-        _sync_folder(target.parent)
+        put_file(self._path(name), data).close()
 
     def create_file(self, name: str, write: WriteFile) -> int:
         return self._publish(name, write, None)
@@ -94,7 +90,7 @@ class LocalStorage(Storage):
 
     def _publish(self, name: str, write: WriteFile, size: int | None) -> int:
         target = self._path(name)
-        with self._unfinished(target, size) as temporary:
+        with _unfinished(target, size) as temporary:
             write(temporary)
             written = temporary.stat().st_size
             _sync_file(temporary)
@@ -102,17 +98,38 @@ class LocalStorage(Storage):
         _sync_folder(target.parent)
         return written
 
-    @contextlib.contextmanager
-    def _unfinished(self, target: Path, size: int | None) -> Generator[Path]:
-        """A private name beside `target` that is gone when the block ends, however it ends."""
-        temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
+
+def put_file(target: Path, data: bytes, last_look: Callable[[], None] = unwatched) -> FileIO:
+    """Have a file with this data take the place of `target`, durably; returns it, open to be added to.
+
+    `last_look` comes when all that may take long is done; what it raises leaves the target as it was. Raises
+    OutOfSpaceError.
+    """
+    with _unfinished(target, len(data)) as temporary:
+        temporary.write_bytes(data)
+        _sync_file(temporary)
+        file = temporary.open("ab", buffering=0)
         try:
-            with telling_out_of_space(target, size, temporary):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-                yield temporary
-        finally:
-            temporary.unlink(missing_ok=True)
+            last_look()
+            temporary.replace(target)
+        except BaseException:
+            file.close()
+            raise
+    _sync_folder(target.parent)
+    return file
+
+
+@contextlib.contextmanager
+def _unfinished(target: Path, size: int | None) -> Generator[Path]:
+    """A private name beside `target` that is gone when the block ends, however it ends."""
+    temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
+    try:
+        with telling_out_of_space(target, size, temporary):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+            yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _sync_file(path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from gyre_core.checkpoint.manifest import checkpoint_order
 from gyre_core.checkpoint.store import Checkpoint
-from gyre_core.cluster.epochs import claim_epoch, require_current
+from gyre_core.cluster.epochs import SupersededError, claim_epoch, require_current
 from gyre_core.cluster.requests import request_step
 from gyre_core.config import GyreConfig
 from gyre_core.data.cursor import PromptCursor
@@ -110,8 +110,9 @@ async def open_run(
             return run
         except BaseException as error:
             folder.release()
-            # A thread that was cancelled may still write there.
-            if isinstance(error, Exception) and not origin.resumes:
+            # A thread that was cancelled may still write there. Where there is a summary, another process trains.
+            taken = isinstance(error, SupersededError) or folder.summary()
+            if isinstance(error, Exception) and not origin.resumes and not taken:
                 shutil.rmtree(folder.path, ignore_errors=True)
             raise
     except BaseException:
@@ -262,13 +263,13 @@ def _build(
     learner = make_learner(config, start)
     saver = make_saver(config, folder, learner, start)
     read_metrics(folder.path)  # Raises for lines that are none.
-    epoch = _claim(storage, folder, names)
+    epoch = _claim(storage, folder, names, origin)
+    require_owned = partial(require_current, storage, epoch)
     if origin.resumes:
         # The owner before may have written another one until now.
         names = _find_checkpoints(config, folder, origin.step, config.experiment.steps)
         _tell_changes("changed since the run was started", check_same_run(folder.config(), config))
-        folder.update_config(config)
-    require_owned = partial(require_current, storage, epoch)
+        folder.update_config(config, require_owned)
     metrics = MetricsWriter(folder.path, tensorboard=config.monitor.tensorboard, require_owned=require_owned)
     sampling = sampling_parameters(config, samples=config.evaluation.samples_per_prompt)
     credit = Credit(config)
@@ -291,11 +292,12 @@ def _build(
         version=PolicyVersion(epoch, 0),
         fingerprint=make_fingerprint(start, prompts.training.prompts),
     )
-    if config.rollout.launcher == "pool":
-        run.remote = RemoteRollout(storage, config.rollout, epoch, lambda: run.step)
-        share(storage, folder.path)
     try:
         with run.recording_fatal_errors():
+            if config.rollout.launcher == "pool":
+                run.remote = RemoteRollout(storage, config.rollout, epoch, lambda: run.step)
+                run.require_owned()
+                share(storage, folder.path)
             _begin(run, names, origin, source.config() if source is not None else None, died_at)
     except BaseException:
         metrics.close()
@@ -304,13 +306,16 @@ def _build(
     return run
 
 
-def _claim(storage: Storage, folder: RunFolder, names: Sequence[str]) -> int:
-    """The first write to the run's storage, when all that may be refused was made: take an epoch beyond those of these
-    checkpoints."""
+def _claim(storage: Storage, folder: RunFolder, names: Sequence[str], origin: Origin) -> int:
+    """Take an epoch beyond those of these checkpoints: the first write to the run's storage, when all that may be
+    refused was made.
+
+    Raises SupersededError for a new run that another process has taken over already.
+    """
     newest = max((checkpoint_order(name)[0] for name in names), default=0)
     folder.require_owned()
     folder.note_begun()
-    return claim_epoch(storage, f"{platform.node()}:{os.getpid()}", after=newest)
+    return claim_epoch(storage, f"{platform.node()}:{os.getpid()}", after=newest, new=not origin.resumes)
 
 
 def _repeater(source: GyreConfig, run: TrainingRun) -> Repeater:

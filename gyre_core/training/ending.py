@@ -20,14 +20,12 @@ def write_run_summary(run: TrainingRun, status: Status, error: BaseException | N
     summary |= {"run": run.key, "total_steps": run.config.experiment.steps, "version": str(run.version)}
     if error is not None:
         summary["error"] = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    run.require_owned()
-    write_summary(run.folder.path, summary)
+    write_summary(run.folder.path, summary, run.require_owned)
 
 
 async def export_policy(run: TrainingRun) -> None:
     """Write the policy as the last step left it to `export/` in the run folder; raises SupersededError."""
-    await asyncio.to_thread(run.require_owned)
     weights = await asyncio.to_thread(run.chain.load, run.version)
     policy = copy_policy(run.policy, next(iter(weights.values())).dtype)
     copy_weights(policy.model, weights)
-    await asyncio.to_thread(write_export, policy, run.folder, run.version, run.folder.path / EXPORT)
+    await asyncio.to_thread(write_export, policy, run.folder, run.version, run.folder.path / EXPORT, run.require_owned)

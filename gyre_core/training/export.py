@@ -5,12 +5,14 @@ Of a run that trains adapters, the adapters alone can be had as well, in PEFT's 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from gyre_core.policy.lora import add_adapters, save_adapters, trainable_parameters
 from gyre_core.policy.models import Policy, copy_weights, save_policy
+from gyre_core.storage import unwatched
 from gyre_core.training.checkpoints import open_checkpoints
 from gyre_core.training.policies import find_start_policy, load_start_policy
 from gyre_core.training.run_folder import RunFolder, replacing, run_storage
@@ -103,10 +105,16 @@ def export_adapter(run: str, output: str, to: str | None = None) -> Path:
     return target
 
 
-def write_export(policy: Policy, folder: RunFolder, version: PolicyVersion, target: Path) -> None:
-    """Write the policy to `target`, whole or not at all."""
+def write_export(
+    policy: Policy,
+    folder: RunFolder,
+    version: PolicyVersion,
+    target: Path,
+    require_owned: Callable[[], None] = unwatched,
+) -> None:
+    """Write the policy to `target`, whole or not at all; what `require_owned` raises leaves what is there."""
     dtype = getattr(torch, folder.config().models.dtype)
-    with replacing(target) as unfinished:
+    with replacing(target, require_owned) as unfinished:
         save_policy(unfinished, policy.model.to(dtype), policy.tokenizer)
         _describe(
             folder,

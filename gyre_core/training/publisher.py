@@ -83,6 +83,8 @@ class Publisher:
         try:
             run.require_owned()
             run.chain.publish(publication.version, publication.parent, publication.weights)
+            # Publishing takes long, and who was superseded meanwhile does not know what the next owner needs.
+            run.require_owned()
             run.chain.retain(run.guard.versions_kept)
         except Exception as error:
             logger.warning("policy version %s is not published yet: %s", publication.version, error)

@@ -18,7 +18,7 @@ from gyre_core.checkpoint.store import (
     whole_manifests,
 )
 from gyre_core.checkpoint.warm import copy_segments
-from gyre_core.cluster.epochs import current_epoch
+from gyre_core.cluster.epochs import current_epoch, require_current
 from gyre_core.config import GyreConfig
 from gyre_core.experience.replay import replayed_minibatches, segment_sizes
 from gyre_core.learner.local import LocalLearner
@@ -144,9 +144,12 @@ def _repeat(run: TrainingRun, checkpoint: Checkpoint, learner: LearnerState, rep
 def refuse_taken(config: GyreConfig, folder: RunFolder, source: RunFolder | None) -> None:
     """Raise ValueError when a storage outside of a new run's folder holds something of another run of its name.
 
-    What an earlier try has copied from `source`, which the run begins from, is no such thing.
+    What an earlier try has copied from `source`, which the run begins from, is no such thing. Raises SupersededError
+    when another process has taken over this very run.
     """
     storage, warm = run_storage(config, folder), warm_storage(config, folder)
+    if not config.storage.url or folder.summary():
+        require_current(storage, 0)
     if current_epoch(storage):
         raise ValueError(
             f"storage.url: {storage.url} holds a run {folder.key} already; choose another --run-id, or go on with "

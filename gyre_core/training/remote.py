@@ -8,6 +8,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from gyre_core.cluster.epochs import require_current
@@ -56,7 +57,13 @@ class RemoteRollout:
     def __init__(self, storage: Storage, config: RolloutConfig, epoch: int, step: Callable[[], int]) -> None:
         """`step` gives the last committed step."""
         self.registry = Registry(storage, config.heartbeat_timeout, config.start_timeout)
-        self.dispatcher = Dispatcher(storage, self.registry, timeout=config.heartbeat_timeout, attempts=config.attempts)
+        self.dispatcher = Dispatcher(
+            storage,
+            self.registry,
+            timeout=config.heartbeat_timeout,
+            attempts=config.attempts,
+            require_owned=partial(require_current, storage, epoch),
+        )
         self.totals = WorkTotals()
         self.target = Target(config.worker_count, config.standby)
         """How many workers the run wants; set it, and the next look publishes it."""

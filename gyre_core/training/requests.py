@@ -64,10 +64,11 @@ def announce_requests(run: TrainingRun, wanted: Sequence[RolloutRequest]) -> tup
     A request of an earlier epoch is announced anew, and its segment put aside: its policy version may have been
     published after the checkpoint that this epoch began from, on a branch that was abandoned. Raises SupersededError.
     """
-    run.require_owned()
     requests: list[RolloutRequest] = []
     again = 0
     attempts = announced(run.storage)
+    # Behind the listing, so that the next attempt of a superseded owner meets that of its successor.
+    run.require_owned()
     for planned in wanted:
         attempt = attempts.get(planned.request_id, 0)
         found = read_request(run.storage, planned.request_id, attempt) if attempt else None
@@ -78,7 +79,7 @@ def announce_requests(run: TrainingRun, wanted: Sequence[RolloutRequest]) -> tup
                 name = segment_name(run.storage, planned.request_id)
                 run.require_owned()
                 quarantine(run.storage, name, ABANDONED_BRANCH)
-            announce_next(run.storage, planned, attempt + 1)
+            announce_next(run.storage, planned, attempt + 1, run.require_owned)
             found = planned
         requests.append(found)
     if again:

@@ -269,7 +269,7 @@ class TrainingRun:
                 whom=lambda: [Awaited("the engine of this process")],
                 deadline=self.config.rollout.timeout,
             )
-            self.metrics.write(step, self.evaluations[step].metrics(), time.time())
+            await asyncio.to_thread(self.metrics.write, step, self.evaluations[step].metrics(), time.time())
             self.saver.note_evaluation(step, self.evaluations[step].reward)
             if self.config.rollout.max_lag == 0:  # Else steps went on meanwhile.
                 self.leave_out(time.perf_counter() - started)
@@ -293,7 +293,8 @@ class TrainingRun:
             failed = not await self._save_if_it_fits(step)
             seconds = time.perf_counter() - started
             failure = {"perf/checkpoint_failed": 1.0} if failed else {}
-            self.metrics.write(step, {"time/checkpoint": seconds, **failure}, time.time())
+            metrics = {"time/checkpoint": seconds, **failure}
+            await asyncio.to_thread(self.metrics.write, step, metrics, time.time())
             self.leave_out(seconds)
 
     async def _save_if_it_fits(self, step: int) -> bool:

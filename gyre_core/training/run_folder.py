@@ -14,7 +14,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from io import FileIO
@@ -24,7 +24,7 @@ from gyre_core.config import GyreConfig, dump_config, load_config
 from gyre_core.config.checks import data_urls
 from gyre_core.monitor.metrics import METRICS_FILE
 from gyre_core.rollout.shared import CONFIG
-from gyre_core.storage import Storage, exercise_storage, open_storage, telling_out_of_space
+from gyre_core.storage import Storage, exercise_storage, open_storage, telling_out_of_space, unwatched
 from gyre_core.storage.s3_options import block_is_loaded, s3_url
 
 SUMMARY = "summary.json"
@@ -105,14 +105,18 @@ class RunFolder:
         """The resolved configuration that the run was started with, or resumed with last."""
         return load_config(self.path / CONFIG)
 
-    def update_config(self, config: GyreConfig) -> None:
-        """Write the configuration that the run is resumed with; by its time the file still tells when the run began."""
+    def update_config(self, config: GyreConfig, require_owned: Callable[[], None] = unwatched) -> None:
+        """Write the configuration that the run is resumed with; by its time the file still tells when the run began.
+
+        What `require_owned` raises leaves the old one.
+        """
         file, data = self.path / CONFIG, dump_config(config)
         began, new = file.stat(), file.with_suffix(".new")
         try:
             with telling_out_of_space(file, len(data)):
                 new.write_text(data)
             os.utime(new, ns=(began.st_atime_ns, began.st_mtime_ns))
+            require_owned()
             new.replace(file)
         finally:
             new.unlink(missing_ok=True)
@@ -203,20 +207,20 @@ def _locked(file: FileIO) -> bool:
 
 
 @contextmanager
-def replacing(target: Path) -> Generator[Path]:
+def replacing(target: Path, require_owned: Callable[[], None] = unwatched) -> Generator[Path]:
     """A folder beside `target` to write to, which takes its place when the block ends well and else is removed.
 
-    Raises OutOfSpaceError; and RunFolderError, with the target as it was, when another process has begun it meanwhile.
+    What `require_owned` raises, before and after the block, leaves the target as it was. Raises OutOfSpaceError.
     """
-    unfinished = target.with_name(f".{target.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    require_owned()
+    for left_behind in target.parent.glob(f".{target.name}.*.unfinished"):
+        shutil.rmtree(left_behind, ignore_errors=True)
+    unfinished = target.with_name(f".{target.name}.{secrets.token_hex(8)}.unfinished")
     try:
         with telling_out_of_space(target):
             unfinished.mkdir(parents=True)
-            own = unfinished.stat()
             yield unfinished
-        if not (unfinished.exists() and os.path.samestat(own, unfinished.stat())):
-            raise RunFolderError(f"{target} was written by another process meanwhile")
+        require_owned()
         shutil.rmtree(target, ignore_errors=True)
         unfinished.rename(target)
     finally:

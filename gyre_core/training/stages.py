@@ -156,6 +156,8 @@ async def _produce_here(run: TrainingRun, opened: OpenStep) -> int:
 async def _ensure_segment(run: TrainingRun, opened: OpenStep, request: RolloutRequest) -> None:
     """Serve the request in this process unless its segment is there; a spent attempt is followed by a new one."""
     while (attempt := await asyncio.to_thread(open_attempt, run.storage, request.request_id)) is not None:
+        # Behind the listing, as in `announce_requests`.
+        await asyncio.to_thread(run.require_owned)
         claimed = await claim_request(run.worker, request, attempt)
         segment = await answer_request(claimed) if claimed else None
         if claimed is not None and segment is not None:
@@ -164,7 +166,7 @@ async def _ensure_segment(run: TrainingRun, opened: OpenStep, request: RolloutRe
             opened.timer.add("generation", claimed.generation_seconds)
             opened.timer.add("reward", claimed.reward_seconds)
             return
-        await asyncio.to_thread(announce_next, run.storage, request, attempt + 1)
+        await asyncio.to_thread(announce_next, run.storage, request, attempt + 1, run.require_owned)
 
 
 async def reward(run: TrainingRun, step: int) -> int:
@@ -185,14 +187,18 @@ def _admit(run: TrainingRun, opened: OpenStep) -> int:
         opened.pool_before, opened.credit_before = run.pool.snapshot(run.step), run.credit.state()
     generated: list[RolloutGroup] = []
     clean: list[RolloutGroup] = []
+    made_anew: dict[str, str] = {}
     opened.late = run.arrived(run.stragglers)
     requests = run.stragglers | {request.request_id: request for request in opened.requests}
     for request_id in (*opened.late, *run.arrived(request.request_id for request in opened.requests)):
         admission = _admit_segment(run, opened, requests[request_id])
         if admission.outcome == "corrupt":
-            raise RuntimeError(f"{admission.reason}; it was put aside and request {request_id} is made anew")
+            made_anew[request_id] = admission.reason
         generated.extend(admission.generated)
         clean.extend(admission.groups)
+    if made_anew:
+        names, reasons = ", ".join(made_anew), "; ".join(dict.fromkeys(made_anew.values()))
+        raise RuntimeError(f"{reasons}; put aside, to be made anew: {names}")
     scores = [rollout.score for group in generated for rollout in group.rollouts]
     check_failure_share(scores, run.config.reward.max_failure_share, opened.step)
     opened.generated, opened.clean = generated, clean

@@ -45,9 +45,9 @@ def test_whenever_a_run_is_killed_it_ends_like_an_undisturbed_one():
     result = run(str(BENCHMARKS / "fault_table.py"), "--kills", "1", "--seed", str(seed))
     assert result.returncode == 0, result.stdout + result.stderr
     table = json.loads(result.stdout.splitlines()[-1])
-    # Three configurations meet 14 kinds, and two of them three more.
-    assert table["kills"] >= 3 * 14 + 2 * 3
-    assert len(table["points"]) == 17
+    # Three configurations meet 16 kinds, and two of them three more.
+    assert table["kills"] >= 3 * 16 + 2 * 3
+    assert len(table["points"]) == 19
     assert all(point["kills"] == point["equal"] for point in table["points"].values())
     assert table["unequal"] == 0
 

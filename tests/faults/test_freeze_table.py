@@ -19,8 +19,8 @@ def test_wherever_an_owner_is_frozen_the_run_ends_like_an_undisturbed_one():
     result = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr
     table = json.loads(result.stdout.splitlines()[-1])
-    # Three configurations meet 12 kinds, and two of them three more.
-    assert table["freezes"] == 3 * 12 + 2 * 3
-    assert len(table["points"]) == 15
+    # Three configurations meet 15 kinds, and two of them three more.
+    assert table["freezes"] == 3 * 15 + 2 * 3
+    assert len(table["points"]) == 18
     assert table["while_both_lived"] > 0
     assert table["unequal"] == 0

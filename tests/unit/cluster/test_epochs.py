@@ -38,3 +38,29 @@ def test_owners_of_one_name_do_not_share_an_epoch(tmp_path):
     with ThreadPoolExecutor(8) as threads:
         epochs = list(threads.map(lambda _: claim_epoch(storage, "same name"), range(16)))
     assert sorted(epochs) == list(range(1, 17))
+
+
+def test_a_new_run_has_no_owner_before(tmp_path):
+    """Whoever is the second to begin it was frozen, and must not take it over again."""
+    storage = open_storage(tmp_path)
+    assert claim_epoch(storage, "host a", after=4, new=True) == 5
+    for after in (0, 4):
+        with pytest.raises(
+            SupersededError, match="this run, not yet begun, was superseded by epoch 5, owned by host a"
+        ):
+            claim_epoch(storage, "host b", after=after, new=True)
+    assert current_epoch(storage) == 5
+
+
+def test_of_many_that_begin_a_new_run_one_owns_it(tmp_path):
+    storage = open_storage(tmp_path)
+
+    def begin(number):
+        try:
+            return claim_epoch(storage, f"host {number}", new=True)
+        except SupersededError:
+            return None
+
+    with ThreadPoolExecutor(8) as threads:
+        epochs = list(threads.map(begin, range(16)))
+    assert [epoch for epoch in epochs if epoch is not None] == [1]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from gyre_core.cluster.epochs import SupersededError
 from gyre_core.cluster.requests import (
     announce,
     announce_next,
@@ -82,6 +83,19 @@ def test_the_next_attempt_is_the_first_that_nobody_announced_otherwise(storage):
     assert announce_next(storage, make_request(), 3) == 3, "repeated after a failure"
     assert announce_next(storage, make_request(), 4) == 5
     assert read_request(storage, request_name(3, 1), 2).version == foreign.version
+
+
+def test_a_superseded_owner_announces_nothing_behind_its_successor(storage):
+    """Workers look at the newest attempt alone."""
+    announce(storage, make_request(version=PolicyVersion(3, 0)), 1)
+
+    def superseded():
+        raise SupersededError
+
+    with pytest.raises(SupersededError):
+        announce_next(storage, make_request(), 1, superseded)
+    assert latest_attempt(storage, request_name(3, 1)) == 1
+    assert announce_next(storage, make_request(), 2, superseded) == 2, "asked only where another one's stands"
 
 
 def test_the_latest_attempt_counts_as_a_number(storage):

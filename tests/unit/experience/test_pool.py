@@ -11,7 +11,7 @@ from gyre_core.cluster.epochs import SupersededError, claim_epoch
 from gyre_core.config.sections import ExperienceConfig
 from gyre_core.experience.consumption import ConsumeRecord, DrawnMinibatch
 from gyre_core.experience.pool import Pool
-from gyre_core.experience.segments import segment_ids, write_segment
+from gyre_core.experience.segments import delete_segment, segment_ids, write_segment
 from gyre_core.storage import open_storage
 from gyre_core.types import PolicyVersion
 
@@ -459,6 +459,19 @@ def test_a_straggler_that_a_restored_run_must_make_again_is_not_barred(storage):
     pool.pin_from(0)
     restored = Pool.restore(storage, ExperienceConfig(), 2, checkpoint)
     assert restored.admit(REQUEST, 1, grpo, 0.0, skip_dead_groups=True).outcome == "admitted"
+
+
+def test_who_goes_back_may_make_anew_what_was_deleted_of_later_steps(storage):
+    pool = new_pool(storage)
+    admit(pool, storage, REQUEST, live_groups("a"))
+    snapshot = pool.snapshot(1).to_table()
+    later = "00000002-0000"
+    write_segment(storage, later, live_groups("b"))
+    delete_segment(storage, later)
+    with pytest.raises(FileExistsError):
+        write_segment(storage, later, live_groups("b"))
+    restored = Pool.restore(storage, ExperienceConfig(), claim_epoch(storage, "next"), snapshot)
+    assert admit(restored, storage, later, live_groups("b"), step=2).outcome == "admitted"
 
 
 def test_requests_and_tombstones_of_closed_steps_are_pruned(storage):

@@ -178,6 +178,29 @@ def test_a_line_that_does_not_fit_leaves_the_lines_before_it_whole(small_volume)
     writer.close()
 
 
+def test_what_does_not_fit_beside_the_lines_before_it_can_be_joined_later(small_volume):
+    folder = small_volume(64)
+    writer = MetricsWriter(folder, tensorboard=False)
+    for step in range(3):
+        writer.write(step, {"reward": 0.5}, now=0.0)
+    leave_free(folder, 0)
+    for _ in range(2):
+        with pytest.raises(OutOfSpaceError, match=r"for metrics\.jsonl"):
+            writer.write(1, {f"rewards/{'x' * 5000}/mean": 1.0}, now=1.0)
+        with pytest.raises(OutOfSpaceError, match=r"for metrics\.jsonl"):
+            writer.truncate_after(1)
+    give_space(folder)
+    writer.write(1, {"eval/heldout/reward": 0.75}, now=2.0)
+    writer.write(3, {"reward": 1.0}, now=3.0)
+    writer.close()
+    assert [(row.step, row.metrics.get("eval/heldout/reward")) for row in read_metrics(folder)] == [
+        (0, None),
+        (1, 0.75),
+        (2, None),
+        (3, None),
+    ]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_events_that_tensorboard_cannot_write_are_told_and_do_no_harm(small_volume, caplog):
     """A line of 37 KB and as large an event, with space for one of them."""

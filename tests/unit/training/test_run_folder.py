@@ -9,6 +9,7 @@ import threading
 import pytest
 from training_configs import tiny_config
 
+from gyre_core.cluster.epochs import SupersededError
 from gyre_core.training.run_folder import RunFolder, RunFolderError, replacing, run_storage
 
 OWNER = """
@@ -146,34 +147,54 @@ def contents(folder):
     return {path.name: (path / "weights").read_text() for path in folder.iterdir()}
 
 
-def replace_folder(path, text, meanwhile=lambda unfinished: None):
-    with replacing(path) as unfinished:
+def replace_folder(path, text, meanwhile=lambda: None, require_owned=lambda: None):
+    with replacing(path, require_owned) as unfinished:
         (unfinished / "weights").write_text(text)
-        meanwhile(unfinished)
+        meanwhile()
+
+
+def fail():
+    raise ZeroDivisionError
 
 
 def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
     for text in ("first", "second"):
         replace_folder(tmp_path / "export", text)
         assert contents(tmp_path) == {"export": text}
-    with pytest.raises(FileNotFoundError):
-        replace_folder(tmp_path / "export", "third", lambda unfinished: (unfinished / "none").read_text())
+    with pytest.raises(ZeroDivisionError):
+        replace_folder(tmp_path / "export", "third", fail)
     assert contents(tmp_path) == {"export": "second"}
 
 
-def test_who_was_frozen_while_it_wrote_a_folder_leaves_that_of_who_came_after_it(tmp_path):
-    with pytest.raises(RunFolderError, match="export was written by another process"):
-        replace_folder(tmp_path / "export", "frozen", lambda _: replace_folder(tmp_path / "export", "other"))
-    assert contents(tmp_path) == {"export": "other"}
+def test_what_a_killed_process_left_of_a_folder_goes_with_the_next_one(tmp_path):
+    (tmp_path / ".export.0123.unfinished").mkdir()
+    replace_folder(tmp_path / "export", "whole")
+    assert contents(tmp_path) == {"export": "whole"}
 
 
-def test_who_was_frozen_while_it_wrote_a_folder_does_not_take_an_unfinished_one(tmp_path):
-    replace_folder(tmp_path / "export", "older")
+def test_who_was_superseded_while_it_wrote_a_folder_leaves_that_of_the_next_owner(tmp_path):
+    owned = [True]
 
-    def meanwhile(unfinished):
-        unfinished.rename(tmp_path / "removed")
-        unfinished.mkdir()
+    def taken_over():
+        owned[0] = False
+        replace_folder(tmp_path / "export", "of the next owner")
 
-    with pytest.raises(RunFolderError, match="export was written by another process"):
-        replace_folder(tmp_path / "export", "frozen", meanwhile)
-    assert contents(tmp_path)["export"] == "older"
+    def require_owned():
+        if not owned[0]:
+            raise SupersededError
+
+    with pytest.raises((SupersededError, FileNotFoundError)):
+        replace_folder(tmp_path / "export", "of the frozen one", taken_over, require_owned)
+    assert contents(tmp_path) == {"export": "of the next owner"}
+
+
+def test_who_is_superseded_does_not_touch_what_the_next_owner_writes(tmp_path):
+    def frozen_one_comes():
+        with pytest.raises(SupersededError):
+            replace_folder(tmp_path / "export", "of the frozen one", require_owned=superseded)
+
+    def superseded():
+        raise SupersededError
+
+    replace_folder(tmp_path / "export", "of the next owner", frozen_one_comes)
+    assert contents(tmp_path) == {"export": "of the next owner"}
