@@ -2,10 +2,11 @@
 
 A tiny run with inline generation, in the configurations of `benchmarks/faults/processes.py`. Its process is frozen
 (`SIGSTOP`) at some call of a point of `benchmarks/faults/points.py`. Another one takes the run over, which the lock of
-the run folder would prevent on one machine, and is frozen on its way or comes to its end. Then the first one is thawed
-and comes to its end, and then the other one. One of them completes the run, and the other one is told that it was
-superseded, or had nothing left to do. In the end weights, moments, the pool's index, what was consumed, the published
-policy, export, summary and metrics equal those of an undisturbed run. The last line is one JSON object.
+the run folder would prevent on one machine, and is frozen or killed on its way or comes to its end. Then the first one
+is thawed and comes to its end, and then the other one, or who follows it. One of them completes the run, and the other
+one is told that it was superseded, or had nothing left to do. In the end weights, moments, the pool's index, what was
+consumed, the published policy, export, summary and metrics equal those of an undisturbed run. The last line is one JSON
+object.
 
     python benchmarks/freeze_table.py [--freezes 5] [--seed 1] [--configurations full replay always] [--jobs 2]
 """
@@ -33,14 +34,16 @@ from faults.points import POINTS, RECOVERING
 from faults.processes import CONFIGURATIONS, End, Fault, look, run_process, thaw
 
 NAMES = tuple(point.name for point in POINTS)
+FROZEN_TOO = 0.7
+"""Share of the second owners that are frozen; the others are killed."""
 SUPERSEDED = "SupersededError"
 COMPLETE = "is complete: "
-"""What one is told that had not yet taken its epoch, and thaws when another one has ended the run."""
+"""What one is told that had not yet taken its epoch, or follows one that was killed, when the run has ended."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run: how its first owner is frozen, and where the second one is, if it comes there."""
+    """One run: how its first owner is frozen, and where the second one is frozen or killed, if it comes there."""
 
     configuration: str
     first: Fault
@@ -68,12 +71,14 @@ def tell_story(plan: Plan, undisturbed: Undisturbed) -> Story:
         if owners[0].frozen is None:
             story.problems.append(f"the first owner did not come to {plan.first}: {owners[0].error}")
         ends = [owner if owner.frozen is None else thaw(owner.frozen, folder) for owner in owners]
+        if owners[1].struck is not None and owners[1].frozen is None:
+            ends[1] = _take_over(plan.configuration, folder, None)
         last = look(plan.configuration, folder)
     story.problems += _judge(ends, last, undisturbed.outcome)
     return story
 
 
-def _take_over(configuration: str, folder: Path, fault: Fault) -> End:
+def _take_over(configuration: str, folder: Path, fault: Fault | None) -> End:
     for lock in folder.rglob("owner.lock"):
         lock.unlink()
     return run_process(configuration, folder, fault)
@@ -86,7 +91,7 @@ def _judge(ends: list[End], last: End, wanted: Mapping[str, str]) -> list[str]:
         for number, end in enumerate(ends, 1)
         if end.error is not None and not any(word in end.error for word in (SUPERSEDED, COMPLETE))
     ]
-    if all(end.error is not None for end in ends):
+    if all(end.error is not None and COMPLETE not in end.error for end in ends):
         problems.append("both owners ended without having completed the run")
     if last.error is not None:
         return [*problems, f"the run cannot be read: {last.error}"]
@@ -107,7 +112,8 @@ def plan_all(undisturbed: Mapping[str, Undisturbed], freezes: int, rng: random.R
             first = Fault(name, rng.randint(1, known.calls[name]), freeze=True)
             second = rng.choice(names)
             # About every second owner comes so far; the others come to their end first.
-            plans.append(Plan(configuration, first, Fault(second, rng.randint(1, known.calls[second]), freeze=True)))
+            call = rng.randint(1, known.calls[second])
+            plans.append(Plan(configuration, first, Fault(second, call, freeze=rng.random() < FROZEN_TOO)))
     return plans
 
 

@@ -47,6 +47,7 @@ from gyre_core.storage import Storage
 from gyre_core.training.checkpoints import make_saver, open_checkpoints
 from gyre_core.training.credit import Credit
 from gyre_core.training.evaluation import Evaluator
+from gyre_core.training.lineage import note_beginning
 from gyre_core.training.policies import make_start_policy
 from gyre_core.training.recovery import Repeater, copy_source, find_checkpoints, recover, refuse_taken
 from gyre_core.training.remote import RemoteRollout
@@ -225,7 +226,7 @@ def _find_checkpoints(config: GyreConfig, folder: RunFolder, step: int | None, s
     One that was killed between its last step and its end, while it exported its policy, say, goes on to its end.
     """
     store = open_checkpoints(config, folder)
-    names = find_checkpoints(store, folder.key, step)
+    names = find_checkpoints(store, run_storage(config, folder), folder.key, step)
     last = names[-1] if names and folder.summary().get("status") == "completed" else None
     if last is not None and checkpoint_order(last)[1] >= steps and store.is_whole(last):
         raise ValueError(
@@ -351,6 +352,7 @@ def _begin(
     if origin.resumes and not names:
         logger.warning("%s has no checkpoint yet, and starts again at its first step", run.key)
     checkpoint = recover(run, names, None if source is None else partial(_repeater, source, run))
+    note_beginning(run.storage, run.epoch, checkpoint.name if checkpoint is not None else None)
     run.metrics.truncate_after(run.step)
     parent = PolicyVersion(**checkpoint.state["version"]) if checkpoint and source is None else None
     with run.recovery.timed("publish"):

@@ -16,6 +16,7 @@ from gyre_core.learner.local import LocalLearner
 from gyre_core.learner.repeatability import repeats
 from gyre_core.policy.models import Policy
 from gyre_core.training.forecast import bytes_text
+from gyre_core.training.lineage import on_lineage
 from gyre_core.training.run_folder import RunFolder, checkpoint_storage, run_storage, warm_storage
 from gyre_core.training.saver import Exact, Saver
 
@@ -80,7 +81,7 @@ def describe_checkpoints(run: str, output: str) -> tuple[str, bool]:
     if not names:
         return f"the run {folder.key} has no checkpoint, and --resume starts it again at its first step", False
     lines = [line for name in names for line in _describe(store, name, segments)]
-    newest = next((name for name in reversed(names) if _can_restore(store, name)), None)
+    newest = next((name for name in reversed(on_lineage(data, names)) if _can_restore(store, name)), None)
     if newest is None:
         return "\n".join([*lines, "none of them can be restored"]), False
     return "\n".join([*lines, f"--resume goes on from step {checkpoint_order(newest)[1]}"]), True

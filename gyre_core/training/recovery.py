@@ -27,6 +27,7 @@ from gyre_core.monitor.metrics import MetricsWriter, read_metrics
 from gyre_core.rollout.shared import START_POLICY
 from gyre_core.storage import Storage
 from gyre_core.training.checkpoints import open_checkpoints
+from gyre_core.training.lineage import on_lineage
 from gyre_core.training.recovery_report import PREFIX
 from gyre_core.training.resume import check_fingerprint
 from gyre_core.training.run import TrainingRun
@@ -39,17 +40,17 @@ TELLING_SECONDS = 10.0
 """Between two words on how far the repetition of steps is."""
 
 
-def find_checkpoints(store: CheckpointStore, key: str, step: int | None) -> list[str]:
+def find_checkpoints(store: CheckpointStore, data: Storage, key: str, step: int | None) -> list[str]:
     """The names of the checkpoints that a run may go on from, the best last; `step` wants one after that step.
 
-    Raises ValueError that lists the steps there are when none is of that step.
+    `data` is the run's storage. Raises ValueError that lists the steps there are when none is of that step.
     """
-    names = store.names()
+    names = on_lineage(data, store.names())
     if step is None:
         return names
     found = [name for name in names if checkpoint_order(name)[1] == step]
     if not found:
-        there = ", ".join(map(str, sorted(set(store.steps())))) or "none"
+        there = ", ".join(map(str, sorted({checkpoint_order(name)[1] for name in names}))) or "none"
         raise ValueError(f"--resume.step {step}: the run {key} has no checkpoint after that step; it has: {there}")
     return found
 
@@ -180,7 +181,7 @@ def copy_source(source: RunFolder, config: GyreConfig, folder: RunFolder, step: 
     """
     before = source.config()
     store, target = open_checkpoints(before, source), checkpoint_storage(config, folder)
-    for name in reversed(find_checkpoints(store, source.key, step)):
+    for name in reversed(find_checkpoints(store, run_storage(before, source), source.key, step)):
         try:
             manifest = store.manifest(name)
             for each in (manifest.base, name):

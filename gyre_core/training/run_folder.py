@@ -221,6 +221,7 @@ def replacing(target: Path, require_owned: Callable[[], None] = unwatched) -> Ge
             unfinished.mkdir(parents=True)
             yield unfinished
         require_owned()
+        unfinished.stat()  # Raises where the next owner has cleared it away, before the target goes.
         shutil.rmtree(target, ignore_errors=True)
         unfinished.rename(target)
     finally:
