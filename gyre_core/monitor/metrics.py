@@ -58,8 +58,8 @@ class MetricsWriter:
         self._require_owned = require_owned
         self._writing = threading.RLock()
         self._last_step = max((row.step for row in read_metrics(folder)), default=-1)
-        self._file = put_file(self._path, _whole_lines(self._path), require_owned)
         self._tensorboard = _TensorBoard(folder / TENSORBOARD_FOLDER) if tensorboard else None
+        self._file = put_file(self._path, _whole_lines(self._path), require_owned)
 
     def write(self, step: int, metrics: Mapping[str, float], now: float) -> None:
         """Log the metrics of a step at the time `now` (seconds since 1970).

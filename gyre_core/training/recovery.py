@@ -6,6 +6,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -200,8 +201,7 @@ def copy_source(source: RunFolder, config: GyreConfig, folder: RunFolder, step: 
 
 def _copy_metrics(source: Path, target: Path) -> None:
     """Copy what was logged, but for the recoveries of the other run."""
-    writer = MetricsWriter(target, tensorboard=False)
-    for row in read_metrics(source):
-        metrics = {name: value for name, value in row.metrics.items() if not name.startswith(PREFIX)}
-        writer.write(row.step, metrics, row.time)
-    writer.close()
+    with closing(MetricsWriter(target, tensorboard=False)) as writer:
+        for row in read_metrics(source):
+            metrics = {name: value for name, value in row.metrics.items() if not name.startswith(PREFIX)}
+            writer.write(row.step, metrics, row.time)
