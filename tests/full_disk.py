@@ -58,7 +58,7 @@ class FillingDisk:
         if name.startswith(".."):
             return
         # Private names are those of what is being written, with a token behind.
-        kind = re.sub(r"[0-9]+", "#", re.sub(r"/\.(.*)\.[0-9a-f]{32}\.tmp$", r"/\1", name))
+        kind = re.sub(r"[0-9]+", "#", re.sub(r"/\.([^/]*)\.[0-9a-f]{16,32}\.(tmp|unfinished)", r"/\1", name))
         if (self.phase, kind) not in self.met:
             self.met.append((self.phase, kind))
             self._filling.now = True
