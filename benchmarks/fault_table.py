@@ -15,7 +15,6 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # Before torch is imported; also, a fork would not take its threads along.
 
-import argparse
 import json
 import multiprocessing
 import random
@@ -28,15 +27,15 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 
+from faults.command import NAMES, make_parser, print_table
 from faults.points import OPENING, POINTS, RANDOM, RECOVERING
-from faults.processes import CONFIGURATIONS, Fault, run_process
+from faults.processes import Fault, differences, run_process
 
 ROUNDS = 12
 """How often a point is tried anew that a run did not come to."""
 MOST_KILLS = 4
 """Kills in one run."""
 BETWEEN = "between checkpoint's objects and manifest"
-NAMES = (*(point.name for point in POINTS), RANDOM)
 
 
 @dataclass(frozen=True)
@@ -91,13 +90,8 @@ def tell_story(configuration: str, kills: Sequence[Fault], undisturbed: Undistur
                 break
         # Who came to its end earlier than planned does not come to what was still to follow.
         story.missed += [kill.point for kill in kills[len(story.kills) + len(story.missed) :]]
-    found = end.outcome or {}
-    names = sorted(undisturbed.outcome.keys() | found.keys()) if end.error is None else []
-    story.problems += [
-        f"{name}: {found.get(name)} instead of {undisturbed.outcome.get(name)}"
-        for name in names
-        if found.get(name) != undisturbed.outcome.get(name)
-    ]
+    if end.error is None:
+        story.problems += differences(end.outcome or {}, undisturbed.outcome)
     return story
 
 
@@ -155,11 +149,8 @@ def run_all(cells: Sequence[tuple[str, str]], seed: int, jobs: int) -> list[Stor
 
 def main() -> None:
     """Kill, compare and print; exits with 1 when a run ended otherwise."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--kills", type=int, default=200, help="at the least, and one of each kind")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--configurations", nargs="+", choices=CONFIGURATIONS, default=list(CONFIGURATIONS))
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     absent = {point.name for point in POINTS if point.increments_only}
     kinds = [
@@ -172,10 +163,7 @@ def main() -> None:
         points = [point for point, _ in story.kills]
         kills.update(points)
         equal.update(() if story.problems else points)
-    print(f"\n{'killed':44}{'kills':>7}{'equal':>7}{'not equal':>11}")
-    for point in filter(kills.__contains__, NAMES):
-        print(f"{point:44}{kills[point]:7}{equal[point]:7}{kills[point] - equal[point]:11}")
-    table = {point: {"kills": kills[point], "equal": equal[point]} for point in NAMES if kills[point]}
+    table = print_table("kills", kills, equal)
     unequal = sum(bool(story.problems) for story in stories)
     print(json.dumps({"kills": kills.total(), "runs": len(stories), "points": table, "unequal": unequal}))
     sys.exit(1 if unequal else 0)

@@ -17,7 +17,6 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # Before torch is imported; also, a fork would not take its threads along.
 
-import argparse
 import json
 import multiprocessing
 import random
@@ -30,10 +29,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fault_table import BETWEEN, Undisturbed, measure
-from faults.points import POINTS, RECOVERING
-from faults.processes import CONFIGURATIONS, End, Fault, look, run_process, thaw
+from faults.command import NAMES, make_parser, print_table
+from faults.points import RECOVERING
+from faults.processes import End, Fault, differences, look, run_process, thaw
 
-NAMES = tuple(point.name for point in POINTS)
 FROZEN_TOO = 0.7
 """Share of the second owners that are frozen; the others are killed."""
 END = "its end"
@@ -105,12 +104,7 @@ def _judge(ends: list[End], last: End, wanted: Mapping[str, str]) -> list[str]:
         problems.append("both owners ended without having completed the run")
     if last.error is not None:
         return [*problems, f"the run cannot be read: {last.error}"]
-    found = last.outcome or {}
-    return problems + [
-        f"{name}: {found.get(name)} instead of {wanted.get(name)}"
-        for name in sorted(wanted.keys() | found.keys())
-        if found.get(name) != wanted.get(name)
-    ]
+    return problems + differences(last.outcome or {}, wanted)
 
 
 def plan_all(undisturbed: Mapping[str, Undisturbed], freezes: int, rng: random.Random) -> list[Plan]:
@@ -129,11 +123,8 @@ def plan_all(undisturbed: Mapping[str, Undisturbed], freezes: int, rng: random.R
 
 def main() -> None:
     """Freeze, compare and print; exits with 1 when a run ended otherwise."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--freezes", type=int, default=5, help="of each point in each configuration")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--configurations", nargs="+", choices=CONFIGURATIONS, default=list(CONFIGURATIONS))
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     freezes, equal, met = Counter[str](), Counter[str](), 0
     with ProcessPoolExecutor(arguments.jobs, mp_context=multiprocessing.get_context("fork")) as pool:
@@ -147,10 +138,7 @@ def main() -> None:
             for problem in story.problems:
                 print(f"NOT EQUAL, {story.plan}, {' then '.join(story.events)}\n    {problem}", flush=True)
             print(".", end="", file=sys.stderr, flush=True)
-    print(f"\n{'frozen':44}{'freezes':>9}{'equal':>7}{'not equal':>11}")
-    for point in filter(freezes.__contains__, NAMES):
-        print(f"{point:44}{freezes[point]:9}{equal[point]:7}{freezes[point] - equal[point]:11}")
-    table = {point: {"freezes": freezes[point], "equal": equal[point]} for point in NAMES if freezes[point]}
+    table = print_table("freezes", freezes, equal)
     unequal = freezes.total() - equal.total()
     result = {"freezes": freezes.total(), "while_both_lived": met, "points": table, "unequal": unequal}
     print(json.dumps(result))

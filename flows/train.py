@@ -105,7 +105,7 @@ class _Training:
                 return await self._end_early()
             await self._evaluate(run.step)
             await export_policy(run)
-            await asyncio.to_thread(write_run_summary, run, "completed")
+            await to_the_end(asyncio.to_thread(write_run_summary, run, "completed"))
             await self._show()
         except RunStoppedError:
             raise
@@ -186,7 +186,8 @@ class _Training:
     async def _summarise(self, status: Status, error: BaseException | None = None) -> None:
         """Write `summary.json`; where that fails the old one stays, as nothing depends on it."""
         try:
-            await asyncio.to_thread(write_run_summary, self._run, status, error)
+            # An earlier one must not come behind a later one.
+            await to_the_end(asyncio.to_thread(write_run_summary, self._run, status, error))
         except Exception as failure:  # noqa: BLE001 - a bad line in the metrics, no space, no folder
             cause = f"{type(failure).__name__}: {failure}"
             logger.warning("summary.json does not say that the run is %s: %s", status, cause)

@@ -113,7 +113,10 @@ class _Workers:
         another owner by now are left to it.
         """
         await self._remote.close()
-        if isinstance(self._run.fatal, SupersededError):
+        try:
+            with suppress(OSError):
+                await asyncio.to_thread(self._run.require_owned)
+        except SupersededError:
             return  # They are the next owner's.
         deadline = time.monotonic() + DRAIN_TIMEOUT
         try:

@@ -224,6 +224,15 @@ async def _take_step(run: TrainingRun, step: int) -> None:
                 raise
 
 
+def differences(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+    """A line for each part of an outcome that is not as it should be."""
+    return [
+        f"{name}: {found.get(name)} instead of {wanted.get(name)}"
+        for name in sorted(wanted.keys() | found.keys())
+        if found.get(name) != wanted.get(name)
+    ]
+
+
 def _find(config: GyreConfig) -> RunFolder | None:
     """The run's folder; None when no process came so far as to make one."""
     try:

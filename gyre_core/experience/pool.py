@@ -33,7 +33,6 @@ from gyre_core.experience.segments import (
     CommittedSegment,
     CorruptSegmentError,
     delete_segment,
-    drop_tombstones,
     prune_tombstones,
     quarantine,
     read_segment,
@@ -276,8 +275,6 @@ class Pool:
     ) -> Pool:
         """The pool as it was when the snapshot was taken, owned by `epoch`; draws equal the original's.
 
-        What was deleted of later steps may be made anew.
-
         Raises ValueError for a table that is not a snapshot of a known format.
         """
         pool = cls(storage, config, epoch, smallest_group)
@@ -285,7 +282,6 @@ class Pool:
         pool._next_segment = len(pool._segments)
         pool._ledger = AdmissionLedger(storage, epoch, state.watermark, state.admitted)
         pool._consumed, pool._quarantined = state.consumed, state.quarantined
-        drop_tombstones(storage, pool._ledger.settled)
         held = {segment.request_id for segment in pool._segments.values()}
         left_over = (name for name in segment_ids(storage) if pool._ledger.settled(name) and name not in held)
         pool._retired = dict.fromkeys(left_over, state.step)

@@ -21,7 +21,7 @@ from gyre_core.cluster.waiting import Awaited, wait_for_work
 from gyre_core.config import GyreConfig
 from gyre_core.data.cursor import PromptCursor
 from gyre_core.experience.pool import Pool
-from gyre_core.experience.segments import segment_names
+from gyre_core.experience.segments import drop_tombstones, segment_names
 from gyre_core.learner.local import LocalLearner
 from gyre_core.monitor.completions import write_completions
 from gyre_core.monitor.health import Alarm, Alarms
@@ -423,6 +423,7 @@ class TrainingRun:
         self.alarms.load_state(state["alarms"])
         table, smallest = checkpoint.tables["pool"], self.credit.smallest_group
         self.pool = Pool.restore(self.storage, self.config.experience, self.epoch, table, smallest)
+        drop_tombstones(self.storage, self.pool.admitted)
         self._active_before = state["active_seconds"]
         self.samples_seen, self.tokens_seen = state["samples_seen"], state["tokens_seen"]
         self.scaling_state = state["scaling"]
