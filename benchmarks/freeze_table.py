@@ -4,9 +4,9 @@ A tiny run with inline generation, in the configurations of `benchmarks/faults/p
 (`SIGSTOP`) at some call of a point of `benchmarks/faults/points.py`. Another one takes the run over, which the lock of
 the run folder would prevent on one machine, and is frozen or killed on its way or comes to its end. Then the first one
 is thawed and comes to its end, and then the other one, or who follows it. One of them completes the run, and the other
-one is told that it was superseded, or had nothing left to do. In the end weights, moments, the pool's index, what was
-consumed, the published policy, export, summary and metrics equal those of an undisturbed run. The last line is one JSON
-object.
+one is told that it was superseded or refused, or had nothing left to do. In the end weights, moments, the pool's index,
+what was consumed, the published policy, export, summary and metrics equal those of an undisturbed run. The last line is
+one JSON object.
 
     python benchmarks/freeze_table.py [--freezes 5] [--seed 1] [--configurations full replay always] [--jobs 2]
 """
@@ -40,6 +40,9 @@ END = "its end"
 SUPERSEDED = "SupersededError"
 COMPLETE = "is complete: "
 """What one is told that had not yet taken its epoch, or follows one that was killed, when the run has ended."""
+
+REFUSED = "is being trained by process"
+"""What one is told that was frozen before it had the lock of the run folder, and thaws while another one has it."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ def _judge(ends: list[End], last: End, wanted: Mapping[str, str]) -> list[str]:
     problems = [
         f"owner {number}: {end.error}"
         for number, end in enumerate(ends, 1)
-        if end.error is not None and not any(word in end.error for word in (SUPERSEDED, COMPLETE))
+        if end.error is not None and not any(word in end.error for word in (SUPERSEDED, COMPLETE, REFUSED))
     ]
     if all(end.error is not None and COMPLETE not in end.error for end in ends):
         problems.append("both owners ended without having completed the run")
